@@ -12,7 +12,6 @@ def fake_distributions(tmp_path, monkeypatch):
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delenv("KANAWA_SKIP_PLUGINS", raising=False)
-    monkeypatch.delenv("KANAWA_STRICT_PLUGINS", raising=False)
     before = set(sys.modules)
 
     def install(name, entry_points=None, modules=None, version="1.0", requires=(), folder=site):

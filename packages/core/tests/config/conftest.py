@@ -8,6 +8,5 @@ from kanawa.config import callables
 
 @pytest.fixture(autouse=True)
 def _no_catalog(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(callables._Catalog, "name_of", None)
-    monkeypatch.setattr(callables._Catalog, "load", None)
+    monkeypatch.setattr(callables.Catalog, "load", None)
     yield

@@ -11,10 +11,9 @@ import pytest
 from kanawa.config import (
     CallableNameError,
     Config,
-    callable_name,
+    connect_catalog,
     public_name,
     resolve_callable,
-    set_name_resolver,
     to_json,
     to_text,
 )
@@ -86,18 +85,13 @@ class Holder(Config):
     function: Any = json.dumps
 
 
-def test_the_catalog_name_is_preferred_in_text_and_json() -> None:
-    catalog = {"dumps": [json.dumps], "twice": [json.dumps, json.loads]}
-    set_name_resolver(lambda o: "dumps" if o is json.dumps else None, catalog.get)
-    assert callable_name(json.dumps) == "dumps"
-    assert callable_name(json.loads) == "json:loads"
+def test_catalog_names_are_read_and_never_written() -> None:
+    connect_catalog(load={"dumps": [json.dumps], "twice": [json.dumps, json.loads]}.get)
     assert resolve_callable("dumps") is json.dumps
     with pytest.raises(CallableNameError, match="more than once: json:dumps, json:loads; write one of these"):
         resolve_callable("twice")
-    assert "function: dumps\n" in to_text(Holder())
-    assert to_json(Holder())["function"] == {"$callable": "dumps"}
-    set_name_resolver(None, None)
-    assert callable_name(json.dumps) == "json:dumps"
+    assert "function: json:dumps\n" in to_text(Holder())
+    assert to_json(Holder())["function"] == {"$callable": "json:dumps"}
 
 
 def test_what_has_moved_is_found_by_its_old_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from kanawa.config import (
     PathError,
     apply_override,
     config_for,
+    connect_catalog,
     origin,
-    set_name_resolver,
 )
 from kanawa.errors import UnknownNameError, did_you_mean
 
@@ -114,7 +114,7 @@ def test_nested_path_and_origin() -> None:
 
 
 def test_catalog_names() -> None:
-    set_name_resolver(None, catalog)
+    connect_catalog(load=catalog)
     model = Model()
     apply_override(model, "norm=rms")
     assert type(model.norm) is RMSNorm.Config
@@ -150,13 +150,13 @@ def test_catalog_names_in_containers(text: str, value: Any) -> None:
         kinds: tuple[type[Norm], ...] = ()
         nested: dict[str, tuple[Norm.Config, ...]] = {}
 
-    set_name_resolver(None, catalog)
+    connect_catalog(load=catalog)
     slots = Slots()
     assert vars(slots)[apply_override(slots, text)] == value
 
 
 def test_a_name_of_several_things_means_the_one_that_fits() -> None:
-    set_name_resolver(None, catalog)
+    connect_catalog(load=catalog)
     model = Model()
     for text in ("norm=norm", "function=norm", "kind=norm"):
         apply_override(model, text)
@@ -164,7 +164,7 @@ def test_a_name_of_several_things_means_the_one_that_fits() -> None:
 
 
 def test_a_wrong_name_in_a_list_is_explained() -> None:
-    set_name_resolver(None, catalog)
+    connect_catalog(load=catalog)
     with pytest.raises(OverrideError, match=r"layers=\[\"rsm\"\]: expected list\[Norm.Config\].*did you mean 'rms'"):
         apply_override(Model(), 'layers=["rsm"]')
     with pytest.raises(OverrideError, match=r'layers=\["root"\]: expected list\[Norm.Config\] \(Model.layers\)'):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from kanawa.errors import PluginError, UnknownNameError
-from kanawa.plugins import compare_plugin_sets, component, host
+from kanawa.plugins import component, host
 
 THING = {"fake_thing": "class Thing: pass\nclass Other: pass"}
 
@@ -98,12 +98,3 @@ def test_component_that_cannot_be_imported_is_broken(fake_distribution, value, r
         assert reason in str(e.value)
     (state,) = [c for c in host().components("layers") if c.name == "x"]
     assert state.state == "broken"
-
-
-def test_plugin_set_comparison_names_what_is_gone_new_and_changed():
-    recorded = {"gone": "1", "same": "1", "changed": "1"}
-    assert compare_plugin_sets(recorded, {"same": "1", "changed": "2", "new": "3"}) == [
-        "changed was 1, is 2 now",
-        "gone 1 was recorded but is not installed or not usable now",
-        "new 3 is installed now but was not recorded",
-    ]

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from kanawa.errors import Interruption, PluginError
-from kanawa.plugins import MeshRule, PluginHost, hookimpl, host, plugin_set_digest
+from kanawa.plugins import MeshRule, PluginHost, hookimpl, host
 from kanawa.plugins.discovery import unmet_requirements
 from packaging.specifiers import SpecifierSet
 
@@ -117,16 +117,6 @@ def test_failing_import_is_one_warning_and_breaks_only_its_own(fake_distribution
     ]
     with pytest.raises(PluginError, match="its plugin bad is broken"):
         host().load("layers", "lost")
-
-
-def test_strict_names_every_bad_plugin(fake_distribution, monkeypatch):
-    fake_distribution("fake-bad", {GROUP: ["bad = fake_bad"]}, {"fake_bad": "1/0"})
-    fake_distribution("fake-old", {GROUP: ["old = fake_old"]}, requires=["nowhere"])
-    monkeypatch.setenv("KANAWA_STRICT_PLUGINS", "1")
-    with pytest.raises(PluginError) as error:
-        host().plugins()
-    assert "fake-bad:bad 1.0 is broken: ZeroDivisionError" in str(error.value)
-    assert "fake-old:old 1.0 is incompatible: needs nowhere" in str(error.value)
 
 
 def test_unknown_hook_is_not_passed_over_in_silence(fake_distribution):
@@ -369,8 +359,10 @@ def test_plugin_set_leaves_out_what_cannot_be_used(fake_distribution):
     found = host().plugin_set()
     assert found["fake-good"] == "3.1"
     assert "fake-old" not in found
-    assert host().plugin_set_digest() == plugin_set_digest(dict(reversed(found.items())))
-    assert host().plugin_set_digest() != plugin_set_digest({**found, "fake-good": "3.2"})
+    before = host().plugin_set_digest()
+    fake_distribution("fake-other", {"kanawa.layers": ["c = json:loads"]})
+    host().refresh()
+    assert len(before) == 64 and host().plugin_set_digest() != before
 
 
 def test_mesh_rule_with_two_free_axes_is_refused():

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from kanawa.plugins import Finding, PluginState, host
+from kanawa.plugins import Finding, host
 from kanawa.plugins.catalog import missing_packages
 from kanawa.plugins.devices import OWN, device_specs
 from kanawa.plugins.discovery import installed_version, release
@@ -128,9 +128,7 @@ def check_xla_flags(environment: Mapping[str, str]) -> list[Finding]:
 def plugin_findings() -> list[Finding]:
     """Returns the state of each plugin, and of each component that can't be used."""
     states_told = []
-    states: list[PluginState] = list(host().plugins())
-    states += [component for component in host().components() if component.state.bad]
-    for state in states:
+    for state in (*host().plugins(), *(component for component in host().components() if component.state.bad)):
         level: Literal["ok", "error"] = "error" if state.state.bad else "ok"
         message = f"{state.distribution} {state.version} is {state.state}"
         if state.reason:

@@ -15,7 +15,7 @@ from kanawa.composition.modifiers import apply_modifier, configured, parse_modif
 from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
 from kanawa.composition.undone import undone
-from kanawa.config import Config, apply_override, origin, rewriting, set_name_resolver
+from kanawa.config import Config, apply_override, connect_catalog, origin, rewriting
 from kanawa.errors import KanawaError, TargetError, UnknownNameError, did_you_mean
 from kanawa.plugins import MeshRule, component, host
 from kanawa.status import stage
@@ -92,7 +92,7 @@ def _compose(
     with problems.noted():
         place = parse_target(target) if isinstance(target, str) else target
     # Names are read from the catalog, never written: a config's text must not depend on what is installed.
-    set_name_resolver(None, catalogued)
+    connect_catalog(load=catalogued)
     for text in modifiers:
         with problems.noted():
             modifier, values = parse_modifier(text)

@@ -7,7 +7,7 @@ from typing import Any
 from kanawa.config import CallableNameError, Config, ConfigLoadError, from_json, resolve_callable
 from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
-from kanawa.plugins import compare_plugin_sets, host
+from kanawa.plugins import host
 from kanawa.plugins.discovery import CORE, normalise
 
 _REFERENCES = ("$type", "$call", "$callable", "$enum")
@@ -58,7 +58,13 @@ def read_config_file(path: Path, plugins: Mapping[str, str] | None = None) -> Co
 def _blame_versions(error: ConfigLoadError, recorded: Mapping[str, str]) -> None:
     """Raises MissingPluginError where plugins changed since: fields come and go with versions, and files seldom rot."""
     now = host().installed()
-    changed = compare_plugin_sets(recorded, {name: now[name] for name in recorded if name in now})
+    changed = [
+        f"{name} was {then}, is {now[name]} now"
+        if name in now
+        else f"{name} {then} was recorded, it isn't installed now"
+        for name, then in sorted(recorded.items())
+        if now.get(name) != then
+    ]
     if changed:
         message = f"the plugins installed now don't read it: {error}\n" + "\n".join(changed)
         raise MissingPluginError(message) from error

@@ -1,18 +1,14 @@
 """Typed, composable, rewritable configs. Imports neither JAX nor any third-party package."""
 
-from kanawa.config.admit import FieldTypeError as FieldTypeError
 from kanawa.config.call_config import CallableConfig as CallableConfig
 from kanawa.config.call_config import config_for as config_for
 from kanawa.config.callables import CallableNameError as CallableNameError
-from kanawa.config.callables import callable_name as callable_name
+from kanawa.config.callables import connect_catalog as connect_catalog
 from kanawa.config.callables import public_name as public_name
 from kanawa.config.callables import resolve_callable as resolve_callable
-from kanawa.config.callables import set_name_resolver as set_name_resolver
-from kanawa.config.callables import set_refusal as set_refusal
 from kanawa.config.configurable import Configurable as Configurable
-from kanawa.config.diff import Change as Change
-from kanawa.config.diff import diff as diff
 from kanawa.config.digest import digest as digest
+from kanawa.config.field_types import FieldTypeError as FieldTypeError
 from kanawa.config.freezing import IncompleteConfigError as IncompleteConfigError
 from kanawa.config.json_form import to_json as to_json
 from kanawa.config.json_load import ConfigLoadError as ConfigLoadError
@@ -42,7 +38,6 @@ from kanawa.config.rewrite import RewriteError as RewriteError
 from kanawa.config.rewrite import replace as replace
 from kanawa.config.rewrite import rewriting as rewriting
 from kanawa.config.roles import AbstractRoleError as AbstractRoleError
-from kanawa.config.roles import set_role_fillers as set_role_fillers
 from kanawa.config.schema import Field as Field
 from kanawa.config.schema import SchemaError as SchemaError
 from kanawa.config.sentinels import ABSENT as ABSENT
@@ -50,5 +45,7 @@ from kanawa.config.sentinels import FROM_PARENT as FROM_PARENT
 from kanawa.config.sentinels import REQUIRED as REQUIRED
 from kanawa.config.sentinels import Sentinel as Sentinel
 from kanawa.config.sentinels import SentinelError as SentinelError
+from kanawa.config.text import Change as Change
+from kanawa.config.text import diff as diff
 from kanawa.config.text import to_text as to_text
 from kanawa.config.values import FrozenConfigError as FrozenConfigError

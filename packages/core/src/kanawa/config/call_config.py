@@ -5,10 +5,9 @@ import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from kanawa.config.admit import FieldTypeError, Mismatch, admit_any
 from kanawa.config.callables import public_name, resolve_callable
 from kanawa.config.configurable import Configurable
-from kanawa.config.field_types import FieldType
+from kanawa.config.field_types import FieldType, FieldTypeError, Mismatch, admit_any
 from kanawa.config.origin import Origin
 from kanawa.config.record import Config, revive
 from kanawa.config.schema import Field, Schema

@@ -1,4 +1,4 @@
-"""Names for functions and classes in configs: the catalog name, else a public `module:attribute`.
+"""Names for functions and classes in configs: a public `module:attribute`; catalog names are read, never written.
 
 A name must lead back to the same object in another process, so lambdas, closures, partials and
 bound methods are refused when they are assigned, not when the config is written.
@@ -19,29 +19,24 @@ class CallableNameError(ConfigError):
     """A callable has no name that another process could load, or a name leads nowhere."""
 
 
-class _Catalog:
-    """What the catalog answers; config can't import plugins, so its questions are handed in."""
+class Catalog:
+    """What plugins answer; config can't import them, so their answers are connected here.
 
-    name_of: Callable[[Any], str | None] | None = None
+    Attributes:
+        load: all that is called so in the catalog.
+        refusal: why a `module:attribute` must not be imported; empty where it may.
+        fillers: which components fill a role, as the end of an error message.
+    """
+
     load: Callable[[str], Sequence[Any]] | None = None
     refusal: Callable[[str], str] | None = None
+    fillers: Callable[[type], str] | None = None
 
 
-def set_name_resolver(name_of: Callable[[Any], str | None] | None, load: Callable[[str], Sequence[Any]] | None) -> None:
-    """Connects the catalog: `name_of(object)`, and `load(name)`, all that is called so; None disconnects it."""
-    _Catalog.name_of = staticmethod(name_of) if name_of else None
-    _Catalog.load = staticmethod(load) if load else None
-
-
-def set_refusal(refusal: Callable[[str], str] | None) -> None:
-    """Connects the plugin host: why a `module:attribute` must not be imported, empty where it may; None disconnects."""
-    _Catalog.refusal = staticmethod(refusal) if refusal else None
-
-
-def callable_name(obj: Any) -> str:
-    """Returns the catalog name of a function or class, else its public `module:attribute`."""
-    name = _Catalog.name_of(obj) if _Catalog.name_of is not None else None
-    return name or public_name(obj)
+def connect_catalog(**answers: Callable[..., Any] | None) -> None:
+    """Connects answers of the `Catalog` by name; None disconnects one."""
+    for name, answer in answers.items():
+        setattr(Catalog, name, answer and staticmethod(answer))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,10 +82,10 @@ def resolve_all(name: str) -> Sequence[Any]:
     for it: `"old_package.old_module.Name" = "new_package.new_module:Name"`.
     """
     if ":" not in name:
-        if _Catalog.load is None:
+        if Catalog.load is None:
             message = f"can't resolve {name!r}: no catalog is connected; write module:attribute"
             raise CallableNameError(message)
-        return _Catalog.load(name)
+        return Catalog.load(name)
     try:
         return [_imported(name)]
     except CallableNameError:
@@ -111,7 +106,7 @@ def _moved(name: str) -> str | None:
 
 def _imported(name: str) -> Any:
     module_name, _, qualname = name.partition(":")
-    refusal = _Catalog.refusal(name) if _Catalog.refusal is not None else ""
+    refusal = Catalog.refusal(name) if Catalog.refusal is not None else ""
     if refusal:
         message = f"{name!r} is not imported: {refusal}"
         raise CallableNameError(message)

@@ -1,16 +1,36 @@
-"""From a type annotation to the function that admits values of it."""
+"""From a type annotation to the function that admits values of it and returns what to store."""
 
 import collections.abc
 import enum
 import types
 import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from kanawa.config import admit
-from kanawa.config.admit import Admit, FieldTypeError
+from kanawa.config.callables import CallableNameError, public_name
 from kanawa.config.ranges import Range
-from kanawa.config.values import Node
+from kanawa.config.values import ATOMS, Node
+from kanawa.errors import ConfigError
+
+#: (value, whether configs are cloned on the way in) -> what to store; freezing checks again without cloning.
+Admit = Callable[[Any, bool], Any]
+_ANYTHING = "None, bool, int, float, str, Enum, Config, class, function, or tuple/list/dict of these"
+
+
+class FieldTypeError(ConfigError):
+    """A value has the wrong type for its field, or an annotation is not one a config can hold."""
+
+
+class Mismatch(Exception):
+    """A value is not of the declared type; the field adds its name, and its type where `expected` is empty."""
+
+    def __init__(self, value: Any, reason: str = "", expected: str = "", where: str = "") -> None:
+        super().__init__(expected)
+        self.value = value
+        self.reason = reason
+        self.expected = expected
+        self.where = where
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +40,13 @@ class FieldType:
     annotation: Any
     text: str
     admit: Admit
+
+    def admit_inside(self, value: Any, copy: bool, key: str) -> Any:
+        """Returns what to store for the value at `key` of a container."""
+        try:
+            return self.admit(value, copy)
+        except Mismatch as found:
+            raise Mismatch(found.value, found.reason, found.expected or self.text, key + found.where) from None
 
     def mentions(self, *kinds: str) -> bool:
         """Returns whether "callable", "class", "config", "enum" or "any" occurs in the annotation."""
@@ -41,30 +68,25 @@ def annotation_text(annotation: Any) -> str:
         return "None"
     if annotation is Ellipsis:
         return "..."
+    if isinstance(annotation, list):
+        return f"[{', '.join(map(annotation_text, annotation))}]"
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " | ".join(annotation_text(a) for a in args)
+        return " | ".join(map(annotation_text, args))
     if origin is Literal:
-        return f"Literal[{', '.join(repr(a) for a in args)}]"
+        return f"Literal[{', '.join(map(repr, args))}]"
     if origin is Annotated:
-        return " ".join([annotation_text(args[0]), *(f"({each})" for each in _ranges(annotation))])
+        return " ".join([annotation_text(args[0]), *(f"({each})" for each in _ranges(args))])
     if isinstance(origin, type) and args:
-        name = origin.__qualname__
-        return f"{name}[{', '.join(_argument_text(a) for a in args)}]"
+        return f"{origin.__qualname__}[{', '.join(map(annotation_text, args))}]"
     if isinstance(annotation, type):
         return annotation.__qualname__
     return str(annotation).replace("typing.", "")
 
 
-def _ranges(annotation: Any) -> list[Range]:
+def _ranges(args: tuple[Any, ...]) -> list[Range]:
     """Returns the ranges of an Annotated; what else it carries is for others to read."""
-    return [each for each in get_args(annotation)[1:] if isinstance(each, Range)]
-
-
-def _argument_text(argument: Any) -> str:
-    if isinstance(argument, list):
-        return f"[{', '.join(annotation_text(a) for a in argument)}]"
-    return annotation_text(argument)
+    return [each for each in args[1:] if isinstance(each, Range)]
 
 
 def parts_of(annotation: Any) -> list[Any]:
@@ -76,7 +98,7 @@ def parts_of(annotation: Any) -> list[Any]:
 
 
 def _kind_of(part: Any) -> str:
-    if get_origin(part) is collections.abc.Callable or part in _CALLABLES:
+    if get_origin(part) is collections.abc.Callable or part in (collections.abc.Callable, typing.Callable):
         return "callable"
     if get_origin(part) is type or part is type:
         return "class"
@@ -87,70 +109,239 @@ def _kind_of(part: Any) -> str:
     return "any" if part is Any else "other"
 
 
-_CALLABLES = (collections.abc.Callable, typing.Callable)
+def admit_any(value: Any, copy: bool) -> Any:
+    """Admits whatever a config may hold."""
+    if type(value) in ATOMS or isinstance(value, enum.Enum):
+        return value
+    if isinstance(value, Node):
+        return value.clone() if copy else value
+    # Subclasses of numbers and texts, such as NumPy's, become Python's own.
+    for kind in (list, tuple, dict, int, float, str):
+        if isinstance(value, kind):
+            return _PLAIN[kind](value, copy)
+    if callable(value):
+        return _admit_callable(value, copy)
+    raise Mismatch(value, expected=_ANYTHING)
 
+
+def _admit_none(value: Any, copy: bool) -> None:
+    if value is not None:
+        raise Mismatch(value)
+
+
+def _admit_bool(value: Any, copy: bool) -> bool:
+    if type(value) is not bool:
+        raise Mismatch(value)
+    return value
+
+
+def _admit_int(value: Any, copy: bool) -> int:
+    if not isinstance(value, int) or type(value) is bool:
+        raise Mismatch(value)
+    if not -(2**63) <= value < 2**64:
+        raise Mismatch(value, "it doesn't fit 64 bits")
+    return value if type(value) is int else int(value)
+
+
+def _admit_float(value: Any, copy: bool) -> float:
+    if type(value) is float:
+        return value
+    if not isinstance(value, int | float) or type(value) is bool:
+        raise Mismatch(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise Mismatch(value, "it doesn't fit 64 bits") from None
+
+
+def _admit_str(value: Any, copy: bool) -> str:
+    if not isinstance(value, str):
+        raise Mismatch(value)
+    return value if type(value) is str else str.__str__(value)
+
+
+def _admit_callable(value: Any, copy: bool) -> Any:
+    if not callable(value) or isinstance(value, Node):
+        raise Mismatch(value, expected="a callable")
+    return _named(value, "a callable")
+
+
+def _named(value: Any, expected: str = "") -> Any:
+    """Returns a callable that another process can find by name."""
+    try:
+        public_name(value)
+    except CallableNameError as error:
+        raise Mismatch(value, str(error), expected) from None
+    except TypeError as error:
+        raise Mismatch(value, f"it is not hashable ({error})", expected) from None
+    return value
+
+
+def _admit_class(base: Any) -> Admit:
+    """Returns the admission of `type[base]`; `base` may be a tuple of classes."""
+
+    def admit(value: Any, copy: bool) -> Any:
+        if not isinstance(value, type) or not issubclass(value, base):
+            raise Mismatch(value)
+        return _named(value)
+
+    return admit
+
+
+def _admit_instance(cls: type) -> Admit:
+    """Returns the admission of an Enum's members, or of a Config class and its subclasses."""
+
+    def admit(value: Any, copy: bool) -> Any:
+        if isinstance(value, cls):
+            return value.clone() if copy and isinstance(value, Node) else value
+        configurable = isinstance(value, type) and issubclass(cls, Node) and hasattr(value, "Config")
+        raise Mismatch(value, f"it is a class; write {value.__qualname__}.Config(...)" if configurable else "")
+
+    return admit
+
+
+def _admit_literal(choices: tuple[Any, ...]) -> Admit:
+    """Returns the admission of listed values, compared by type too."""
+
+    def admit(value: Any, copy: bool) -> Any:
+        for choice in choices:
+            if type(choice) is type(value) and choice == value:
+                return choice
+        raise Mismatch(value)
+
+    return admit
+
+
+def _admit_union(members: Sequence[Admit]) -> Admit:
+    """Returns the admission by any member, preferring one that needs no conversion."""
+
+    def admit(value: Any, copy: bool) -> Any:
+        if value is None and _admit_none in members:
+            return None
+        admitted: list[Any] = []
+        refused: list[Mismatch] = []
+        for member in members:
+            try:
+                result = member(value, copy)
+            except Mismatch as mismatch:
+                refused.append(mismatch)
+                continue
+            if type(result) is type(value):
+                return result
+            admitted.append(result)
+        if admitted:
+            return admitted[0]
+        inside = [mismatch for mismatch in refused if mismatch.where]
+        if len(inside) == 1:
+            raise inside[0]
+        raise Mismatch(value, next((m.reason for m in refused if m.reason), ""))
+
+    return admit
+
+
+def _admit_range(number: Admit, ranges: Sequence[Range]) -> Admit:
+    """Returns the admission of what `number` admits and every range holds."""
+
+    def admit(value: Any, copy: bool) -> Any:
+        admitted = number(value, copy)
+        for each in ranges:
+            if admitted not in each:
+                raise Mismatch(value, each.beyond(admitted))
+        return admitted
+
+    return admit
+
+
+def _admit_list(item: FieldType) -> Admit:
+    """Returns the admission of a list; a tuple is converted."""
+
+    def admit(value: Any, copy: bool) -> list[Any]:
+        if not isinstance(value, list | tuple):
+            raise Mismatch(value)
+        return [item.admit_inside(v, copy, f"[{i}]") for i, v in enumerate(value)]
+
+    return admit
+
+
+def _admit_tuple(item: FieldType) -> Admit:
+    """Returns the admission of a tuple of any length; a list is converted."""
+    items = _admit_list(item)
+    return lambda value, copy: tuple(items(value, copy))
+
+
+def _admit_fixed_tuple(items: Sequence[FieldType]) -> Admit:
+    """Returns the admission of a tuple with one type for each place; a list is converted."""
+
+    def admit(value: Any, copy: bool) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple) or len(value) != len(items):
+            raise Mismatch(value)
+        return tuple(item.admit_inside(v, copy, f"[{i}]") for i, (item, v) in enumerate(zip(items, value, strict=True)))
+
+    return admit
+
+
+def _admit_dict(item: FieldType) -> Admit:
+    """Returns the admission of a dict with string keys."""
+
+    def admit(value: Any, copy: bool) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Mismatch(value)
+        for key in value:
+            if not isinstance(key, str):
+                raise Mismatch(value, f"the key {key!r} is not a str", "a dict with str keys")
+        return {str(k): item.admit_inside(v, copy, f"[{k!r}]") for k, v in value.items()}
+
+    return admit
+
+
+ANYTHING = FieldType(Any, "Any", admit_any)
 _PLAIN: dict[Any, Admit] = {
-    Any: admit.admit_any,
-    object: admit.admit_any,
-    None: admit.admit_none,
-    type(None): admit.admit_none,
-    bool: admit.admit_bool,
-    int: admit.admit_int,
-    float: admit.admit_float,
-    str: admit.admit_str,
-    list: admit.admit_list(admit.admit_any, "list"),
-    tuple: admit.admit_tuple(admit.admit_any, "tuple"),
-    dict: admit.admit_dict(admit.admit_any, "dict"),
-    type: admit.admit_class(object, "a class"),
-    collections.abc.Callable: admit.admit_callable,
-    typing.Callable: admit.admit_callable,
+    Any: admit_any,
+    object: admit_any,
+    None: _admit_none,
+    type(None): _admit_none,
+    bool: _admit_bool,
+    int: _admit_int,
+    float: _admit_float,
+    str: _admit_str,
+    list: _admit_list(ANYTHING),
+    tuple: _admit_tuple(ANYTHING),
+    dict: _admit_dict(ANYTHING),
+    type: _admit_class(object),
+    collections.abc.Callable: _admit_callable,
+    typing.Callable: _admit_callable,
 }
 
 
 def _compile(annotation: Any) -> Admit:
     if isinstance(annotation, typing.Hashable) and annotation in _PLAIN:
         return _PLAIN[annotation]
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, ranges = _compile(get_args(annotation)[0]), _ranges(annotation)
-        return admit.admit_range(inner, ranges, annotation_text(annotation)) if ranges else inner
-    if origin is not None:
-        return _compile_generic(annotation, origin, get_args(annotation))
-    text = annotation_text(annotation)
     if isinstance(annotation, TypeVar):
-        return _compile(annotation.__bound__) if annotation.__bound__ else admit.admit_any
+        return _compile(annotation.__bound__) if annotation.__bound__ else admit_any
     if hasattr(annotation, "__value__"):  # `type Name = ...` of Python 3.12
         return _compile(annotation.__value__)
-    if isinstance(annotation, type):
-        if issubclass(annotation, Node):
-            return admit.admit_config(annotation, text)
-        if issubclass(annotation, enum.Enum):
-            return admit.admit_instance(annotation, text)
-    raise _unsupported(annotation)
-
-
-def _compile_generic(annotation: Any, origin: Any, args: tuple[Any, ...]) -> Admit:
-    text = annotation_text(annotation)
+    if get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Node | enum.Enum):
+        return _admit_instance(annotation)
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner, ranges = _compile(args[0]), _ranges(args)
+        return _admit_range(inner, ranges) if ranges else inner
     if origin in (Union, types.UnionType):
-        return admit.admit_union([_compile(a) for a in args], text)
+        return _admit_union([_compile(a) for a in args])
     if origin is Literal:
-        return admit.admit_literal(args, text)
+        return _admit_literal(args)
     if origin is collections.abc.Callable:
-        return admit.admit_callable
+        return _admit_callable
     if origin is type:
-        return admit.admit_class(_class_bound(args[0]), text)
+        return _admit_class(_class_bound(args[0]))
     if origin is list:
-        return admit.admit_list(_compile(args[0]), text)
-    if origin is collections.abc.Sequence:
-        return admit.admit_tuple(_compile(args[0]), text)
+        return _admit_list(field_type(args[0]))
+    if origin is collections.abc.Sequence or (origin is tuple and args[1:] == (Ellipsis,)):
+        return _admit_tuple(field_type(args[0]))
     if origin is tuple:
-        if len(args) == 2 and args[1] is Ellipsis:
-            return admit.admit_tuple(_compile(args[0]), text)
-        return admit.admit_fixed_tuple([_compile(a) for a in args], text)
-    if origin in (dict, collections.abc.Mapping):
-        if args[0] is not str:
-            raise _unsupported(annotation)
-        return admit.admit_dict(_compile(args[1]), text)
+        return _admit_fixed_tuple([field_type(a) for a in args])
+    if origin in (dict, collections.abc.Mapping) and args[0] is str:
+        return _admit_dict(field_type(args[1]))
     raise _unsupported(annotation)
 
 
@@ -163,12 +354,11 @@ def _class_bound(bound: Any) -> Any:
 
 
 def _unsupported(annotation: Any) -> FieldTypeError:
-    hint = ""
     nested = getattr(annotation, "Config", None)
-    if isinstance(annotation, type) and isinstance(nested, type) and issubclass(nested, Node):
-        hint = f"; did you mean {annotation.__qualname__}.Config?"
+    is_configurable = isinstance(annotation, type) and isinstance(nested, type) and issubclass(nested, Node)
+    hint = f"; did you mean {annotation.__qualname__}.Config?" if is_configurable else ""
     return FieldTypeError(
-        f"a config can't hold {annotation_text(annotation)}{hint or ''}; annotate with None, bool, "
+        f"a config can't hold {annotation_text(annotation)}{hint}; annotate with None, bool, "
         "int, float, str, Any, Literal, an Enum, a Config class, type[...], Callable[...], "
         "or a tuple, list, dict[str, ...] or union of these"
     )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kanawa.config.admit import FieldTypeError
+from kanawa.config.field_types import FieldTypeError
 from kanawa.config.paths import join_path
 from kanawa.config.roles import is_role, role_problem
 from kanawa.config.sentinels import REQUIRED, SentinelError

@@ -8,8 +8,8 @@ import enum
 import math
 from typing import Any, NamedTuple
 
-from kanawa.config.admit import Mismatch
-from kanawa.config.callables import callable_name
+from kanawa.config.callables import public_name
+from kanawa.config.field_types import Mismatch
 from kanawa.config.paths import join_path
 from kanawa.config.record import Config
 from kanawa.config.sentinels import Sentinel
@@ -52,7 +52,7 @@ def _encode_node(node: Any, encoding: Encoding) -> dict[str, Any]:
     cls = type(node)
     data: dict[str, Any] = {}
     if node.callee is not None:
-        data["$call"] = callable_name(node.callee)
+        data["$call"] = public_name(node.callee)
     else:
         data["$type"] = f"{cls.__module__}:{cls.__qualname__}"
         if encoding.versions:
@@ -97,7 +97,7 @@ def _encode(value: Any, encoding: Encoding, bare_tuples: bool) -> Any:
     if isinstance(value, dict):
         coded = {k: _encode(v, encoding, bare_tuples) for k, v in value.items()}
         return {"$dict": coded} if any(k.startswith("$") for k in coded) else coded
-    return {"$callable": callable_name(value)}
+    return {"$callable": public_name(value)}
 
 
 def _holds_tuple(value: Any) -> bool:

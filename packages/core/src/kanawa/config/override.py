@@ -9,10 +9,9 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from kanawa.config.admit import FieldTypeError
 from kanawa.config.call_config import config_for
 from kanawa.config.callables import CallableNameError, resolve_all
-from kanawa.config.field_types import parts_of
+from kanawa.config.field_types import FieldTypeError, parts_of
 from kanawa.config.json_load import decode_value, refuse_depth
 from kanawa.config.record import Config
 from kanawa.config.schema import Field

@@ -11,43 +11,29 @@ import json
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
 
 from kanawa.errors import ConfigError
 
 Key = str | int
 
-_NAME = re.compile(r"[^\W\d][\w\-]*")
-_GLOB_NAME = re.compile(r"[\w\-*]+")
-_INDEX = re.compile(r"[0-9]{1,9}")
-_STRING = json.JSONDecoder()
+_NAME = r"[^\W\d][\w\-]*"
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+_KEY = rf"[0-9]{{1,9}}|{_STRING}|{_NAME}"
+_SUBSCRIPT = re.compile(rf"\[({_KEY}|\*)\]")
+_PATH_SEGMENT = re.compile(rf"((?:{_NAME})?)((?:\[(?:{_KEY})\])*)")
+_GLOB_SEGMENT = re.compile(rf"([\w\-*]*)((?:\[(?:{_KEY}|\*)\])*)")
 
 
 class PathError(ConfigError):
     """A path or glob can't be read, or leads nowhere."""
 
 
-class _Any(NamedTuple):
-    """The `[*]` of a glob."""
-
-
-_ANY = _Any()
-
-
-class Segment(NamedTuple):
-    """One dotted segment: a name and the subscripts after it."""
-
-    name: str
-    subscripts: tuple[Key | _Any, ...] = ()
-
-
 def parse_path(path: str) -> tuple[Key, ...]:
     """Reads a path into its keys; the empty path is the root."""
     keys: list[Key] = []
-    for segment in _segments(path, _NAME):
-        if segment.name:
-            keys.append(segment.name)
-        keys.extend(s for s in segment.subscripts if not isinstance(s, _Any))
+    for name, subscripts in _segments(path, _PATH_SEGMENT):
+        keys += [name] if name else []
+        keys += map(_key, subscripts)
     return tuple(keys)
 
 
@@ -55,12 +41,10 @@ def join_path(keys: Iterable[Key]) -> str:
     """Writes keys as a path that `parse_path` reads back to the same keys."""
     text = ""
     for key in keys:
-        if isinstance(key, int):
-            text += f"[{key}]"
-        elif _NAME.fullmatch(key):
+        if isinstance(key, str) and re.fullmatch(_NAME, key):
             text += f".{key}" if text else key
         else:
-            text += f"[{json.dumps(key, ensure_ascii=False)}]"
+            text += _subscript(key)
     return text
 
 
@@ -72,108 +56,56 @@ def sort_key(keys: Iterable[Key]) -> tuple[tuple[bool, int, str], ...]:
 def match_path(glob: str, path: str | tuple[Key, ...]) -> bool:
     """Returns whether the glob matches the whole path."""
     text = path if isinstance(path, str) else join_path(path)
-    return _match(_glob(glob), _path_segments(text))
-
-
-@lru_cache(maxsize=512)
-def _glob(glob: str) -> tuple[Segment, ...]:
-    return tuple(_segments(glob, _GLOB_NAME))
+    return _pattern(glob).fullmatch(_separated(text)) is not None
 
 
 @lru_cache(maxsize=4096)
-def _path_segments(path: str) -> tuple[Segment, ...]:
-    return tuple(_segments(path, _NAME))
-
-
-def _match(glob: tuple[Segment, ...], path: tuple[Segment, ...]) -> bool:
-    """Advances the set of glob positions reachable after each path segment."""
-    # Sets of positions, not backtracking: '**.a.**.b.**' would else take exponential time on a deep tree.
-    reachable = _skip_any_depth(glob, {0})
-    for segment in path:
-        following = set()
-        for at in reachable:
-            if at == len(glob):
-                continue
-            if glob[at].name == "**":
-                following.add(at)
-            elif _segment_matches(glob[at], segment):
-                following.add(at + 1)
-        reachable = _skip_any_depth(glob, following)
-    return len(glob) in reachable
-
-
-def _skip_any_depth(glob: tuple[Segment, ...], positions: set[int]) -> set[int]:
-    reachable = set(positions)
-    for at in sorted(positions):
-        while at < len(glob) and glob[at].name == "**":
-            at += 1
-            reachable.add(at)
-    return reachable
-
-
-def _segment_matches(glob: Segment, segment: Segment) -> bool:
-    if glob == ("*", ()):
-        return True
-    return (
-        len(glob.subscripts) == len(segment.subscripts)
-        and _name_pattern(glob.name).fullmatch(segment.name) is not None
-        and all(g is _ANY or g == s for g, s in zip(glob.subscripts, segment.subscripts, strict=True))
-    )
+def _separated(path: str) -> str:
+    """Returns a path with a NUL behind each segment, which no segment holds; keys in it are written one way."""
+    segments = _segments(path, _PATH_SEGMENT)
+    return "".join(name + "".join(_subscript(_key(s)) for s in subscripts) + "\0" for name, subscripts in segments)
 
 
 @lru_cache(maxsize=512)
-def _name_pattern(name: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part) for part in name.split("*")))
+def _pattern(glob: str) -> re.Pattern[str]:
+    pattern = ""
+    for name, subscripts in _segments(glob, _GLOB_SEGMENT):
+        if "**" in name and (name != "**" or subscripts):
+            raise _unreadable(glob, glob.index("**"), "'**' to stand alone between dots")
+        if name in ("*", "**") and not subscripts:
+            pattern += r"[^\0]+\0" if name == "*" else r"(?:[^\0]+\0)*"
+            continue
+        pattern += r"[\w\-]*".join(map(re.escape, name.split("*")))
+        pattern += (
+            "".join(rf"\[(?:{_KEY})\]" if s == "*" else re.escape(_subscript(_key(s))) for s in subscripts) + r"\0"
+        )
+    return re.compile(pattern)
 
 
-def _segments(text: str, name_pattern: re.Pattern[str]) -> list[Segment]:
-    segments: list[Segment] = []
+def _segments(text: str, pattern: re.Pattern[str]) -> list[tuple[str, list[str]]]:
+    """Returns the name and the subscripts of each dotted segment; raises PathError."""
+    segments: list[tuple[str, list[str]]] = []
     at = 0
-    while at < len(text):
-        if segments:
-            at = _expect(text, at, ".")
-        name = name_pattern.match(text, at)
-        if name is None and (segments or text[at] != "["):
+    while at < len(text) or text.endswith("."):
+        found = pattern.match(text, at)
+        if found is None or not (found[1] or (found[2] and not segments)):
             raise _unreadable(text, at, "a name")
-        name_text = name.group() if name else ""
-        subscripts, at = _subscripts(text, at + len(name_text), name_pattern)
-        if "**" in name_text and (name_text != "**" or subscripts):
-            raise _unreadable(text, at, "'**' to stand alone between dots")
-        segments.append(Segment(name_text, subscripts))
-    if text.endswith("."):
-        raise _unreadable(text, at, "a name after the last dot")
+        segments.append((found[1], _SUBSCRIPT.findall(found[2])))
+        if found.end() == len(text):
+            break
+        if text[found.end()] != ".":
+            raise _unreadable(text, found.end(), "'.', or an index or a quoted key in brackets,")
+        at = found.end() + 1
     return segments
 
 
-def _subscripts(text: str, at: int, name_pattern: re.Pattern[str]) -> tuple[tuple[Key | _Any, ...], int]:
-    keys: list[Key | _Any] = []
-    while at < len(text) and text[at] == "[":
-        at += 1
-        if (index := _INDEX.match(text, at)) is not None:
-            keys.append(int(index.group()))
-            at = index.end()
-        elif text[at : at + 1] == '"':
-            try:
-                key, at = _STRING.raw_decode(text, at)
-            except json.JSONDecodeError:
-                raise _unreadable(text, at, "a closing quote") from None
-            keys.append(key)
-        elif text[at : at + 1] == "*" and name_pattern is _GLOB_NAME:
-            keys.append(_ANY)
-            at += 1
-        elif (name := _NAME.match(text, at)) is not None:
-            keys.append(name.group())
-            at = name.end()
-        else:
-            raise _unreadable(text, at, "an index or a quoted key")
-        at = _expect(text, at, "]")
-    return tuple(keys), at
+def _key(subscript: str) -> Key:
+    key: Key = json.loads(subscript) if subscript.startswith('"') else subscript
+    return int(subscript) if subscript.isdecimal() else key
 
 
-def _expect(text: str, at: int, character: str) -> int:
-    if text[at : at + 1] != character:
-        raise _unreadable(text, at, repr(character))
-    return at + 1
+def _subscript(key: Key) -> str:
+    return f"[{json.dumps(key, ensure_ascii=False)}]"
 
 
 def _unreadable(text: str, at: int, expected: str) -> PathError:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from kanawa.config import traverse
-from kanawa.config.constructor_text import constructor_text
 from kanawa.config.freezing import freeze_tree
 from kanawa.config.origin import Origin, caller, current_stage
 from kanawa.config.paths import join_path
@@ -16,7 +15,7 @@ from kanawa.config.schema import (
     collect_schema,
     unknown_field,
 )
-from kanawa.config.value_text import value_text
+from kanawa.config.value_text import constructor_text, value_text
 from kanawa.config.values import (
     FrozenConfigError,
     Node,

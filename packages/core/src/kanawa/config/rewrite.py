@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from kanawa.config.admit import FieldTypeError
 from kanawa.config.configurable import Configurable
+from kanawa.config.field_types import FieldTypeError
 from kanawa.config.origin import caller, current_stage
 from kanawa.config.paths import join_path, match_path, parse_path
 from kanawa.config.record import Config

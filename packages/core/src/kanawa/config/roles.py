@@ -1,23 +1,11 @@
 """Roles: abstract Configurables. A config of one can't be built, and the error says what fills the role."""
 
-from collections.abc import Callable
-
+from kanawa.config.callables import Catalog
 from kanawa.errors import ConfigError
 
 
 class AbstractRoleError(ConfigError):
     """A role was used where an implementation of it belongs."""
-
-
-class _Catalog:
-    """The catalog's look-up; config can't import plugins, so it is handed in."""
-
-    fillers: Callable[[type], str] | None = None
-
-
-def set_role_fillers(fillers: Callable[[type], str] | None) -> None:
-    """Connects the catalog: `fillers(role)` says which components fill a role; None disconnects it."""
-    _Catalog.fillers = staticmethod(fillers) if fillers else None
 
 
 def is_role(cls: type) -> bool:
@@ -29,7 +17,7 @@ def role_problem(cls: type) -> str:
     """Returns why a role can't be built and what fills it, for an error message."""
     methods = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
     left_open = f" (abstract: {methods})" if methods else ""
-    filled = _Catalog.fillers(cls) if _Catalog.fillers is not None else ""
+    filled = Catalog.fillers(cls) if Catalog.fillers is not None else ""
     advice = filled or "use the Config of a class that implements it"
     return f"{cls.__qualname__} is a role, not an implementation{left_open}; {advice}"
 

@@ -5,9 +5,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from kanawa.config.admit import FieldTypeError, Mismatch
 from kanawa.config.annotations import function_locals, is_classvar, resolve_annotation
-from kanawa.config.field_types import FieldType, field_type
+from kanawa.config.field_types import FieldType, FieldTypeError, Mismatch, field_type
 from kanawa.config.origin import Origin
 from kanawa.config.sentinels import REQUIRED, Sentinel
 from kanawa.config.value_text import found_text, value_text
@@ -102,7 +101,8 @@ class Field:
         name = (f"{where} ({self.label})" if where else self.label) + mismatch.where
         declared = f" (declared {self.type.text})" if mismatch.where else ""
         reason = f"; {mismatch.reason}" if mismatch.reason else ""
-        message = f"{name}: expected {mismatch.expected}{declared}, got {found_text(mismatch.value)}{reason}"
+        expected = mismatch.expected or self.type.text
+        message = f"{name}: expected {expected}{declared}, got {found_text(mismatch.value)}{reason}"
         raise FieldTypeError(message) from None
 
 

@@ -1,7 +1,7 @@
 """The abstract modules and records in which packages meet; import them from their own file or from here."""
 
 from kanawa.arrays.distributed import Distributed as Distributed
-from kanawa.config import set_role_fillers
+from kanawa.config import connect_catalog
 from kanawa.contracts.batch import BATCH_AXES as BATCH_AXES
 from kanawa.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES
 from kanawa.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
@@ -81,4 +81,4 @@ from kanawa.contracts.workload import Workload as Workload
 from kanawa.plugins.fillers import fillers
 
 # Roles are imported from here; config, which raises the error, can't import the catalog.
-set_role_fillers(fillers)
+connect_catalog(fillers=fillers)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -47,11 +45,10 @@ class Catalog:
             except INTERRUPTIONS:
                 raise
             except BaseException as error:
-                failure = Failure.from_error(error)
-                self._set(position, State.BROKEN, failure.reason, failure.traceback)
+                self._states[position] = state.broken(Failure.from_error(error))
                 raise PluginError(_unusable(self._states[position])) from error
             if state.state is State.AVAILABLE:
-                self._set(position, State.LOADED)
+                self._states[position] = replace(state, state=State.LOADED)
         return self._objects[position]
 
     def locate(self, component: object) -> ComponentState | None:
@@ -63,10 +60,6 @@ class Catalog:
         # slow.
         value = f"{getattr(component, '__module__', '')}:{getattr(component, '__qualname__', '')}"
         return next((state for state in self._states if state.value == value), None)
-
-    def _set(self, position: int, state: State, reason: str = "", traceback: str = "") -> None:
-        old = self._states[position]
-        self._states[position] = replace(old, state=state, reason=reason, traceback=traceback)
 
     def _position(self, kind: str, name: str) -> int:
         distribution, _, bare = name.rpartition(":")
@@ -131,25 +124,6 @@ def missing_packages(installed: Collection[str]) -> list[str]:
             lines.append(f'not installed: {", ".join(missing)} (pip install "{CORE}[{extra}]")')
             named |= {*missing}
     return lines
-
-
-def plugin_set_digest(plugin_set: Mapping[str, str]) -> str:
-    """Returns the SHA-256 of a plugin set, as 64 hexadecimal digits, independent of order."""
-    return hashlib.sha256(json.dumps(dict(plugin_set), sort_keys=True).encode()).hexdigest()
-
-
-def compare_plugin_sets(recorded: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
-    """Returns one sentence for each distribution that differs between two plugin sets."""
-    sentences = []
-    for name in sorted({*recorded, *current}):
-        then, now = recorded.get(name), current.get(name)
-        if now is None:
-            sentences.append(f"{name} {then} was recorded but is not installed or not usable now")
-        elif then is None:
-            sentences.append(f"{name} {now} is installed now but was not recorded")
-        elif then != now:
-            sentences.append(f"{name} was {then}, is {now} now")
-    return sentences
 
 
 def _unusable(state: ComponentState) -> str:

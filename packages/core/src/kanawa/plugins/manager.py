@@ -5,7 +5,9 @@ The process has one, `host()`: the one piece of module-level mutable state in co
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import logging
 import os
 import threading
@@ -14,9 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kanawa.config import set_refusal
+from kanawa.config import connect_catalog
 from kanawa.errors import INTERRUPTIONS, KanawaError, PluginError
-from kanawa.plugins.catalog import Catalog, plugin_set_digest
+from kanawa.plugins.catalog import Catalog
 from kanawa.plugins.discovery import Provider, discover
 from kanawa.plugins.kinds import merge_kinds
 from kanawa.plugins.records import Kind
@@ -24,7 +26,6 @@ from kanawa.plugins.states import (
     SKIP_VARIABLE,
     ComponentState,
     Failure,
-    PluginState,
     State,
     mark_conflicts,
     parse_skip,
@@ -34,7 +35,6 @@ from kanawa.plugins.states import (
 if TYPE_CHECKING:
     from pluggy import PluginManager
 
-STRICT_VARIABLE = "KANAWA_STRICT_PLUGINS"
 OBSERVER_FAILURES_ALLOWED = 3
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class _Running:
     """What is known once plugins are discovered and registered."""
 
     manager: PluginManager
-    plugins: dict[str, PluginState]  # full name to state, in calling order
+    plugins: dict[str, ComponentState]  # full name to state, in calling order
     versions: dict[str, str]  # distribution to version
     catalog: Catalog
     refused: dict[str, str]  # top-level package, or "module:object", to why a config may not import it
@@ -57,21 +57,18 @@ class PluginHost:
 
     Args:
         discover: reads metadata; a test may pass its own.
-        strict: bad plugins raise PluginError instead of a warning; None reads the
-            environment variable KANAWA_STRICT_PLUGINS.
     """
 
-    def __init__(self, discover: Callable[[], list[Provider]] = discover, strict: bool | None = None) -> None:
+    def __init__(self, discover: Callable[[], list[Provider]] = discover) -> None:
         """Discovers nothing yet."""
         self._discover = discover
-        self._strict = strict
         self._local: dict[str, object] = {}
         self._running: _Running | None = None
         self._starting = False
         # Reentrant: a plugin's module that asks the host while it is being loaded gets an error, not a deadlock.
         self._lock = threading.RLock()
 
-    def plugins(self) -> list[PluginState]:
+    def plugins(self) -> list[ComponentState]:
         """Returns every plugin module with its state, in calling order."""
         return list(self._start().plugins.values())
 
@@ -115,14 +112,13 @@ class PluginHost:
         """Returns distribution to version for all that offer something that can be used."""
         running = self._start()
         # A component in conflict can still be selected, so its distribution takes part.
-        states: list[PluginState] = list(running.plugins.values())
-        states += running.catalog.states()
+        states = [*running.plugins.values(), *running.catalog.states()]
         usable = {state.distribution for state in states if state.state.usable or state.state is State.CONFLICT}
         return {name: v for name, v in running.versions.items() if name in usable}
 
     def plugin_set_digest(self) -> str:
         """Returns the digest that hosts compare before compiling."""
-        return plugin_set_digest(self.plugin_set())
+        return hashlib.sha256(json.dumps(self.plugin_set(), sort_keys=True).encode()).hexdigest()
 
     def collect(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Calls a contributing hook; returns (plugin's full name, result) where it isn't None.
@@ -187,7 +183,7 @@ class PluginHost:
         skip = parse_skip(os.environ.get(SKIP_VARIABLE, ""))
         providers = self._discover()
         manager, plugins = start_plugins(providers, self._local, skip)
-        self._report(plugins.values())
+        _report(plugins.values())
         dynamic = self._collect(manager, plugins, "kanawa_components", {})
         components = list_components(providers, plugins.values(), skip)
         components += [
@@ -204,8 +200,8 @@ class PluginHost:
         components = mark_conflicts(components)
         # One line for a broken distribution, not one more for each of its fifty components.
         said = {s.distribution for s in plugins.values() if s.state.bad}
-        self._report(s for s in components if s.state is State.CONFLICT)
-        self._report(_one_each(s for s in components if s.distribution not in said))
+        _report(s for s in components if s.state is State.CONFLICT)
+        _report(_one_each(s for s in components if s.distribution not in said))
         versions = {provider.name: provider.version for provider in providers}
         refused = refused_code([*plugins.values(), *components])
         return _Running(manager, plugins, versions, Catalog(components, versions), refused)
@@ -213,11 +209,11 @@ class PluginHost:
     def _collect(
         self,
         manager: PluginManager,
-        plugins: dict[str, PluginState],
+        plugins: dict[str, ComponentState],
         hook: str,
         arguments: dict[str, Any],
     ) -> list[tuple[str, Any]]:
-        from kanawa.plugins.startup import broken, check_contribution, implementations
+        from kanawa.plugins.startup import check_contribution, implementations
 
         results = []
         for key, call in implementations(manager, hook, arguments):
@@ -230,27 +226,19 @@ class PluginHost:
                 if arguments and isinstance(error, KanawaError):
                     raise
                 manager.unregister(name=key)
-                plugins[key] = broken(plugins[key], Failure.from_error(error), hook)
-                self._report([plugins[key]])
+                plugins[key] = plugins[key].broken(Failure.from_error(error), hook)
+                _report([plugins[key]])
             else:
                 if result is not None:
                     results.append((key, result))
         return results
 
-    def _report(self, states: Iterable[PluginState]) -> None:
-        """Logs one line for each bad state; raises PluginError with all of them if strict."""
-        lines = [
-            f"{state.label} {state.key} {state.version} is {state.state}: {state.reason}"
-            for state in states
-            if state.state.bad
-        ]
-        strict = self._strict
-        if strict is None:
-            strict = os.environ.get(STRICT_VARIABLE, "") == "1"
-        if lines and strict:
-            raise PluginError("\n".join(lines))
-        for line in lines:
-            _log.warning("%s", line)
+
+def _report(states: Iterable[ComponentState]) -> None:
+    """Logs one line for each bad state."""
+    for state in states:
+        if state.state.bad:
+            _log.warning("%s", state)
 
 
 def _one_each(states: Iterable[ComponentState]) -> list[ComponentState]:
@@ -294,4 +282,4 @@ def component(kind: str, name: str) -> Any:
 
 
 # Config comes before plugins and can't import them: this is what it calls before it imports what a path names.
-set_refusal(lambda value: host().refusal(value))
+connect_catalog(refusal=lambda value: host().refusal(value))

@@ -11,9 +11,9 @@ from pluggy import HookImpl, PluginManager, PluginValidationError
 from kanawa.errors import INTERRUPTIONS, PluginError, did_you_mean
 from kanawa.plugins import specs
 from kanawa.plugins.catalog import load_value
-from kanawa.plugins.discovery import Provider
+from kanawa.plugins.discovery import PLUGIN_KIND, Provider
 from kanawa.plugins.specs import PROJECT
-from kanawa.plugins.states import ComponentState, Failure, PluginState, State, component_states, plugin_states
+from kanawa.plugins.states import ComponentState, Failure, State, first_states, mark_conflicts
 
 LOCAL = "local"
 PREFIX = f"{PROJECT}_"
@@ -21,7 +21,7 @@ PREFIX = f"{PROJECT}_"
 
 def start_plugins(
     providers: Iterable[Provider], local: dict[str, object], skip: frozenset[str]
-) -> tuple[PluginManager, dict[str, PluginState]]:
+) -> tuple[PluginManager, dict[str, ComponentState]]:
     """Returns a manager with every plugin that works, and all states by full name in calling order.
 
     Args:
@@ -29,10 +29,10 @@ def start_plugins(
         local: plugin objects of the user's own, by name.
         skip: what KANAWA_SKIP_PLUGINS names.
     """
-    states = _by_key(plugin_states(providers, skip))
+    states = _by_key(mark_conflicts([s for s in first_states(providers, skip) if s.kind == PLUGIN_KIND]))
     objects: dict[str, object] = {}
     for name, plugin in local.items():
-        state = PluginState(name=name, value="", distribution=LOCAL, version="")
+        state = ComponentState(name=name, value="", distribution=LOCAL, version="")
         states[state.key], objects[state.key] = state, plugin
     priorities: dict[str, int] = {}
     for key, state in states.items():
@@ -43,39 +43,32 @@ def start_plugins(
             except INTERRUPTIONS:
                 raise
             except BaseException as error:
-                states[key] = broken(state, Failure.from_error(error))
+                states[key] = state.broken(Failure.from_error(error))
             else:
                 objects[key] = plugin
                 states[key] = replace(state, state=State.LOADED)
     order = sorted(states, key=lambda k: (priorities.get(k, 0), states[k].distribution, states[k].name, k))
     manager, failures = assemble({k: objects[k] for k in order if k in priorities})
     for key, failure in failures.items():
-        states[key] = broken(states[key], failure)
+        states[key] = states[key].broken(failure)
     return manager, {key: states[key] for key in order}
 
 
 def list_components(
-    providers: Iterable[Provider], plugins: Iterable[PluginState], skip: frozenset[str]
+    providers: Iterable[Provider], plugins: Iterable[ComponentState], skip: frozenset[str]
 ) -> list[ComponentState]:
     """Returns the components in metadata; a broken plugin breaks its distribution's."""
     failed = {state.distribution: state for state in plugins if state.state is State.BROKEN}
     listed = []
-    for state in component_states(providers, skip):
+    for state in first_states(providers, skip):
         plugin = failed.get(state.distribution)
         if plugin is not None and state.state is State.AVAILABLE:
-            reason = f"its plugin {plugin.name} is broken: {plugin.reason}"
-            state = replace(state, state=State.BROKEN, reason=reason)
+            state = state.broken(Failure(f"its plugin {plugin.name} is broken: {plugin.reason}"))
         listed.append(state)
-    return listed
+    return [state for state in listed if state.kind != PLUGIN_KIND]
 
 
-def broken(state: PluginState, failure: Failure, hook: str = "") -> PluginState:
-    """Returns the state of a plugin that failed, in `hook` if that is where it happened."""
-    reason = f"{hook}: {failure.reason}" if hook else failure.reason
-    return replace(state, state=State.BROKEN, reason=reason, traceback=failure.traceback)
-
-
-def _by_key(states: list[PluginState]) -> dict[str, PluginState]:
+def _by_key(states: list[ComponentState]) -> dict[str, ComponentState]:
     """Maps full names to states, adding the value where a distribution claims one name twice."""
     keys = [state.key for state in states]
     return {state.key if keys.count(state.key) == 1 else f"{state.key}={state.value}": state for state in states}

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
 
 from kanawa.plugins.discovery import CORE, PLUGIN_KIND, Entry, Provider, normalise
 from kanawa.plugins.records import valid_value
@@ -37,9 +36,17 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PluginState:
-    """A plugin module and its state; `reason` is one line, `traceback` is set when it is broken."""
+class ComponentState:
+    """A catalogued component, or a plugin module, and its state.
 
+    Attributes:
+        kind: the component's kind; "plugins" for a plugin module.
+        value: "module:object"; of a plugin module "module" too.
+        reason: one line.
+        traceback: set where it is broken.
+    """
+
+    kind: str = PLUGIN_KIND
     name: str
     value: str
     distribution: str
@@ -56,19 +63,15 @@ class PluginState:
     @property
     def label(self) -> str:
         """What a message calls this."""
-        return "plugin"
+        return "plugin" if self.kind == PLUGIN_KIND else f"{self.kind} component"
 
+    def __str__(self) -> str:
+        return f"{self.label} {self.key} {self.version} is {self.state}: {self.reason}"
 
-@dataclass(frozen=True, kw_only=True)
-class ComponentState(PluginState):
-    """A catalogued component and its state; `value` is "module:object"."""
-
-    kind: str
-
-    @property
-    def label(self) -> str:
-        """What a message calls this."""
-        return f"{self.kind} component"
+    def broken(self, failure: Failure, hook: str = "") -> ComponentState:
+        """Returns the state after a failure, in `hook` if that is where it happened."""
+        reason = f"{hook}: {failure.reason}" if hook else failure.reason
+        return replace(self, state=State.BROKEN, reason=reason, traceback=failure.traceback)
 
 
 @dataclass(frozen=True)
@@ -86,62 +89,27 @@ class Failure:
         return cls(f"{type(error).__name__}: {first_line}", text)
 
 
-_AnyState = TypeVar("_AnyState", PluginState, ComponentState)
-
-
-def plugin_states(providers: Iterable[Provider], skip: Collection[str]) -> list[PluginState]:
-    """Returns the state of every plugin module before any is imported."""
+def first_states(providers: Iterable[Provider], skip: Collection[str]) -> list[ComponentState]:
+    """Returns the state of everything that metadata lists, before any is imported; conflicts are not marked yet."""
     states = []
     for provider in providers:
         for entry in provider.entries:
-            if entry.kind == PLUGIN_KIND:
-                state, reason = _first_state(provider, entry, skip)
-                states.append(
-                    PluginState(
-                        name=entry.name,
-                        value=entry.value,
-                        distribution=provider.name,
-                        version=provider.version,
-                        state=state,
-                        reason=reason,
-                    )
-                )
-    return mark_conflicts(states)
-
-
-def component_states(providers: Iterable[Provider], skip: Collection[str]) -> list[ComponentState]:
-    """Returns the state of every component that metadata lists; conflicts are not marked yet."""
-    states = []
-    for provider in providers:
-        for entry in provider.entries:
-            if entry.kind != PLUGIN_KIND:
-                state, reason = _first_state(provider, entry, skip)
-                if state is State.AVAILABLE and not valid_value(entry.value):
-                    state, reason = State.BROKEN, f"value {entry.value!r} is not module:object"
-                states.append(
-                    ComponentState(
-                        name=entry.name,
-                        kind=entry.kind,
-                        value=entry.value,
-                        distribution=provider.name,
-                        version=provider.version,
-                        state=state,
-                        reason=reason,
-                    )
-                )
+            state, reason = _first_state(provider, entry, skip)
+            of = {"distribution": provider.name, "version": provider.version}
+            states.append(ComponentState(**vars(entry), **of, state=state, reason=reason))
     return states
 
 
-def mark_conflicts(states: Sequence[_AnyState]) -> list[_AnyState]:
+def mark_conflicts(states: Sequence[ComponentState]) -> list[ComponentState]:
     """Sets the state of every claimant of a name that is claimed more than once to `conflict`."""
-    claims: defaultdict[tuple[str, str], list[_AnyState]] = defaultdict(list)
+    claims: defaultdict[tuple[str, str], list[ComponentState]] = defaultdict(list)
     for state in states:
         # Skipping one of two claimants is how a user settles a conflict.
         if state.state is not State.SKIPPED:
-            claims[_claim(state)].append(state)
+            claims[state.kind, state.name].append(state)
     marked = []
     for state in states:
-        others = [other for other in claims[_claim(state)] if other is not state]
+        others = [other for other in claims[state.kind, state.name] if other is not state]
         if others and state.state.usable:
             names = sorted({f"{other.key} ({other.value})" for other in others})
             state = replace(state, state=State.CONFLICT, reason=f"also {', '.join(names)}")
@@ -149,12 +117,12 @@ def mark_conflicts(states: Sequence[_AnyState]) -> list[_AnyState]:
     return marked
 
 
-def refused_code(states: Sequence[PluginState]) -> dict[str, str]:
+def refused_code(states: Sequence[ComponentState]) -> dict[str, str]:
     """Returns what a config may not import either, with the reason: the code of plugins that are skipped or don't fit.
 
     A distribution of which nothing may be used is refused by its top-level packages, otherwise by "module:object".
     """
-    by_distribution: defaultdict[str, list[PluginState]] = defaultdict(list)
+    by_distribution: defaultdict[str, list[ComponentState]] = defaultdict(list)
     for state in states:
         by_distribution[state.distribution].append(state)
     refused = {}
@@ -168,10 +136,6 @@ def refused_code(states: Sequence[PluginState]) -> dict[str, str]:
     return refused
 
 
-def _claim(state: PluginState) -> tuple[str, str]:
-    return (state.kind if isinstance(state, ComponentState) else PLUGIN_KIND, state.name)
-
-
 def _first_state(provider: Provider, entry: Entry, skip: Collection[str]) -> tuple[State, str]:
     """Returns the state that metadata alone decides, with its reason."""
     for name in (provider.name, f"{provider.name}:{entry.name}"):
@@ -179,6 +143,8 @@ def _first_state(provider: Provider, entry: Entry, skip: Collection[str]) -> tup
             return State.SKIPPED, f"{SKIP_VARIABLE} names {name}"
     if provider.unmet:
         return State.INCOMPATIBLE, "; ".join(provider.unmet)
+    if entry.kind != PLUGIN_KIND and not valid_value(entry.value):
+        return State.BROKEN, f"value {entry.value!r} is not module:object"
     return State.AVAILABLE, ""
 
 

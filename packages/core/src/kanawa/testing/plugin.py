@@ -11,7 +11,7 @@ from kanawa.errors import did_you_mean
 from kanawa.plugins import Kind, component, host
 from kanawa.plugins.catalog import load_value
 from kanawa.plugins.discovery import PLUGIN_KIND, normalise
-from kanawa.plugins.states import ComponentState, PluginState
+from kanawa.plugins.states import ComponentState
 from kanawa.testing.conformance import Conformance
 
 PREFIX = "kanawa."
@@ -38,7 +38,7 @@ class PluginConformance(Conformance):
         """Returns the distribution's entry points in our groups."""
         return [point for point in self.metadata().entry_points if point.group.startswith(PREFIX)]
 
-    def plugin_states(self) -> list[PluginState]:
+    def plugin_states(self) -> list[ComponentState]:
         """Returns what the host says of the distribution's plugin modules."""
         return [s for s in host().plugins() if s.distribution == normalise(self.distribution)]
 
@@ -64,7 +64,7 @@ class PluginConformance(Conformance):
         assert not unknown, f"groups that no package reads (declare your own with kanawa_kinds): {unknown}"
 
     def test_the_host_accepts_it(self) -> None:
-        states: list[PluginState] = [*self.plugin_states(), *self.component_states()]
+        states = [*self.plugin_states(), *self.component_states()]
         refused = [f"{s.label} {s.name} is {s.state}: {s.reason}" for s in states if not s.state.usable]
         assert states, f"the host knows nothing of {self.distribution}"
         assert not refused, refused
