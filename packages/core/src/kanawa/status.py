@@ -7,6 +7,7 @@ Other output replaces the line, which is drawn again below it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any, TextIO
 
 _FRAMES = "|/-\\"
 _CLEAR = "\r\x1b[K"
-_line: ContextVar[StatusLine | StageLines | None] = ContextVar("kanawa_status_line", default=None)
+_line: ContextVar[_Line | None] = ContextVar("kanawa_status_line", default=None)
 
 
 @contextlib.contextmanager
@@ -56,16 +57,24 @@ def status_line(stream: TextIO | None = None, delay_seconds: float = 0.5) -> Ite
     if not error_stream.isatty():
         yield
         return
-    line = StatusLine(error_stream, delay_seconds)
-    outer = sys.stdout, sys.stderr
-    token = _line.set(line)
-    sys.stdout, sys.stderr = _Aside(sys.stdout, line), _Aside(sys.stderr, line)
-    try:
+    with _shown(_Line(error_stream, delay_seconds)) as line:
+        outer = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = _Aside(sys.stdout, line), _Aside(sys.stderr, line)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = outer
+
+
+@contextlib.contextmanager
+def stage_lines(stream: TextIO | None = None, after_seconds: float = 60.0) -> Iterator[None]:
+    """Writes a line a stage once the block has taken `after_seconds`, where there is no terminal for a moving one."""
+    error_stream = sys.stderr if stream is None else stream
+    if error_stream.isatty() or _line.get() is not None:
         yield
-    finally:
-        sys.stdout, sys.stderr = outer
-        _line.reset(token)
-        line.close()
+        return
+    with _shown(_Log(error_stream, after_seconds)):
+        yield
 
 
 @contextlib.contextmanager
@@ -82,73 +91,16 @@ def stages_shown(after_seconds: float = 3.0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stage_lines(stream: TextIO | None = None, after_seconds: float = 60.0) -> Iterator[None]:
-    """Writes a line a stage once the block has taken `after_seconds`, where there is no terminal for a moving one."""
-    error_stream = sys.stderr if stream is None else stream
-    if error_stream.isatty() or _line.get() is not None:
-        yield
-        return
-    lines = StageLines(error_stream, after_seconds)
-    token = _line.set(lines)
+def _shown(line: _Line) -> Iterator[_Line]:
+    token = _line.set(line)
     try:
-        yield
+        yield line
     finally:
         _line.reset(token)
-        lines.close()
+        line.close()
 
 
-class StageLines:
-    """Stages as lines of a log, for commands that take long enough for somebody to wonder.
-
-    Args:
-        stream: where lines go.
-        after_seconds: until the first line, which names the running stage.
-    """
-
-    def __init__(self, stream: TextIO, after_seconds: float) -> None:
-        """Starts the clock."""
-        self._stream = stream
-        self._stages: list[str] = []
-        self._begin = time.monotonic()
-        self._late = False
-        self._lock = threading.RLock()
-        self._timer = threading.Timer(after_seconds, self._start)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def enter(self, text: str) -> None:
-        """Begins a stage."""
-        with self._lock:
-            self._stages.append(text)
-            # What is inside a stage passes by too quickly for a log.
-            if self._late and len(self._stages) == 1:
-                self._tell(text)
-
-    def leave(self) -> None:
-        """Ends the innermost stage."""
-        with self._lock:
-            self._stages.pop()
-
-    def silence(self) -> None:
-        """Does nothing: what is written stays."""
-
-    def close(self) -> None:
-        """Writes nothing more."""
-        self._timer.cancel()
-
-    def _start(self) -> None:
-        with self._lock:
-            self._late = True
-            if self._stages:
-                self._tell(self._stages[0])
-
-    def _tell(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the reader has closed it
-            self._stream.write(f"{time.monotonic() - self._begin:.0f} s: {text}\n")
-            self._stream.flush()
-
-
-class StatusLine:
+class _Line:
     """The line, drawn by a thread of its own: imports and compilers leave the main one no time.
 
     Args:
@@ -161,7 +113,7 @@ class StatusLine:
         self._stream = stream
         self._delay = delay_seconds
         self._stages: list[str] = []
-        self._since = time.monotonic()
+        self._begin = self._since = time.monotonic()
         self._silent = True
         self._drawn = False
         self._lock = threading.RLock()
@@ -189,8 +141,7 @@ class StatusLine:
         with self._lock:
             self._silent = True
             if self._drawn:
-                self._stream.write(_CLEAR)
-                self._stream.flush()
+                self._write(_CLEAR)
                 self._drawn = False
 
     def close(self) -> None:
@@ -200,30 +151,57 @@ class StatusLine:
         self.silence()
 
     def _draw_often(self) -> None:
-        count = 0
+        frames = itertools.cycle(_FRAMES)
         while not self._closed.wait(0.1):
             with self._lock:
-                waited = time.monotonic() - self._since
-                if self._stages and not self._silent and waited >= self._delay:
-                    self._draw(_FRAMES[count % len(_FRAMES)], self._stages[-1], waited)
-                    count += 1
+                if self._stages and not self._silent and time.monotonic() - self._since >= self._delay:
+                    self._draw(next(frames))
 
-    def _draw(self, frame: str, text: str, waited: float) -> None:
+    def _draw(self, frame: str) -> None:
         # A line that wraps can't be cleared again, so it ends before the last column.
         columns = max(10, shutil.get_terminal_size().columns - 1)
+        text, waited = self._stages[-1], time.monotonic() - self._since
         seconds = f" {waited:.0f} s" if waited >= 1 else ""
         room = columns - len(seconds) - 2
         shown = text if len(text) <= room else f"{text[: room - 1]}…"
-        with contextlib.suppress(OSError, ValueError):  # the terminal has closed
-            self._stream.write(f"{_CLEAR}{frame} {shown}{seconds}")
+        self._write(f"{_CLEAR}{frame} {shown}{seconds}")
+        self._drawn = True
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal, or the reader, has closed
+            self._stream.write(text)
             self._stream.flush()
+
+
+class _Log(_Line):
+    """Outermost stages as lines of a log, for commands that take long enough for somebody to wonder.
+
+    The delay is that of the first line, which names the running stage; what is inside a stage passes by too quickly.
+    """
+
+    def enter(self, text: str) -> None:
+        """Begins a stage, and writes it where the delay is over."""
+        with self._lock:
+            super().enter(text)
+            self._since = self._begin  # the delay counts from the start of the command, not of the stage
+            if len(self._stages) == 1:
+                self._drawn = False
+                if time.monotonic() - self._begin >= self._delay:
+                    self._draw("")
+
+    def silence(self) -> None:
+        """Does nothing: what is written stays."""
+
+    def _draw(self, frame: str) -> None:
+        if not self._drawn:
             self._drawn = True
+            self._write(f"{time.monotonic() - self._begin:.0f} s: {self._stages[0]}\n")
 
 
 class _Aside:
     """A standard stream that takes the line away before anything is written to it."""
 
-    def __init__(self, stream: TextIO, line: StatusLine) -> None:
+    def __init__(self, stream: TextIO, line: _Line) -> None:
         self._aside_stream, self._aside_line = stream, line
 
     def write(self, text: str) -> int:

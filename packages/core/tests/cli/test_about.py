@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from kanawa.cli.about.counts import Counts, short
-from kanawa.cli.about.kinds import kind_named
+from kanawa.cli.about.page import kind_named
 from kanawa.cli.about.summary import first_sentence, source_file
 from kanawa.cli.main import main
 from kanawa.errors import UnknownNameError

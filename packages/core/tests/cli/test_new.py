@@ -5,15 +5,14 @@ import tomllib
 
 import pytest
 from kanawa.cli.main import main
-from kanawa.cli.scaffold.kinds import NAMES, load_kind
-from kanawa.cli.scaffold.names import plugin_names
-from kanawa.cli.scaffold.package import package_files
-from kanawa.cli.scaffold.publisher import publisher
+from kanawa.cli.scaffold import KINDS
+from kanawa.cli.scaffold.names import plugin_names, publisher
+from kanawa.cli.scaffold.package import load_kind, package_files
 from kanawa.errors import UsageError
 from kanawa.plugins.kinds import CORE_KINDS
 
 
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_entry_points_name_what_was_written(kind):
     files = package_files(plugin_names("my-part"), kind)
     project = tomllib.loads(files["pyproject.toml"])["project"]
@@ -90,6 +89,6 @@ def test_bad_publishers_are_refused_before_anything_is_written(tmp_path, capsys,
 
 
 def test_no_kind_is_offered_without_somebody_who_looks_it_up():
-    for kind in NAMES:
+    for kind in KINDS:
         for group in load_kind(kind).entry_points:
             assert group in {kind.name for kind in CORE_KINDS}, f"new plugin --kind {kind} writes what nobody reads"

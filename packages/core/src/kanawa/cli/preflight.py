@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,13 +25,12 @@ _PYTHONS = ((3, 11), (3, 14))
 
 def findings() -> list[Finding]:
     """Returns what core's own checks found; touches no device and imports no JAX."""
-    checks: tuple[Callable[[], Iterable[Finding]], ...] = (
-        lambda: [check_python(sys.version_info[:2])],
-        lambda: [check_jax(installed_version)],
-        lambda: [check_platforms(os.environ, pci_accelerators(), _jax_plugins(), _platforms())],
-        lambda: check_xla_flags(os.environ),
-    )
-    return [finding for check in checks for finding in check()]
+    return [
+        check_python(sys.version_info[:2]),
+        check_jax(installed_version),
+        check_platforms(os.environ, pci_accelerators(), _jax_plugins(), _platforms()),
+        *check_xla_flags(os.environ),
+    ]
 
 
 def check_python(version: tuple[int, ...]) -> Finding:

@@ -1,14 +1,42 @@
 """What is wrong with a config for a target: unset fields, modules that refuse to be built, plugins' checks."""
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kanawa.composition.blame import BuildError, blamed
-from kanawa.composition.gathering import Problems
-from kanawa.composition.kernel_pins import pin_problems
 from kanawa.composition.target import Target
 from kanawa.config import Config, IncompleteConfigError
-from kanawa.errors import ConfigError, KanawaError
+from kanawa.errors import CompositionError, ConfigError, KanawaError, did_you_mean
 from kanawa.plugins import host
+
+
+class Problems:
+    """The errors of a composition so far, in the order of its steps."""
+
+    def __init__(self) -> None:
+        self._errors: list[KanawaError] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Keeps a KanawaError of the block for later, once: steps may stumble over the same fault."""
+        try:
+            yield
+        except KanawaError as error:
+            if _text(error) not in map(_text, self._errors):
+                self._errors.append(error)
+
+    def add(self, text: str) -> None:
+        """Adds a problem that wasn't raised."""
+        with self.noted():
+            raise CompositionError([text])
+
+    def report(self) -> None:
+        """Raises what was noted: a single error as it was raised, several as one CompositionError."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise CompositionError([_text(error) for error in self._errors])
 
 
 def checked_model(name: str, cfg: Config, target: Target | None, built: Any, problems: Problems) -> Any:
@@ -34,7 +62,7 @@ def checked_model(name: str, cfg: Config, target: Target | None, built: Any, pro
             sentences.append(str(error))
     with problems.noted():
         if "execution" in cfg.fields():
-            sentences += pin_problems(cfg.execution.kernels)
+            sentences += _pin_problems(cfg.execution.kernels)
     sentences += _reported(cfg, model, target)
     for sentence in sentences:
         problems.add(f"{name}: {sentence}")
@@ -56,3 +84,25 @@ def _reported(cfg: Config, model: Any, target: Target | None) -> list[str]:
     """Returns what plugins report of a frozen config."""
     answers = host().collect("kanawa_config_checks", config=cfg, target=target, model=model)
     return [sentence for _, sentences in answers for sentence in sentences]
+
+
+def _pin_problems(pins: Mapping[str, str]) -> list[str]:
+    """Returns what is wrong with pins {operation: kernel's name}; whether a kernel applies is found in tracing."""
+    states = host().components("kernels")
+    operations = {state.name.partition(".")[0] for state in states}
+    problems = []
+    for operation, pin in pins.items():
+        names = [state.name for state in states if state.name.startswith(f"{operation}.")]
+        bare = pin.rpartition(":")[2]  # a name claimed twice is written distribution:name
+        if operation not in operations:
+            near = did_you_mean(operation, operations)
+            problems.append(f"execution.kernels: no installed kernel computes an operation {operation!r}{near}")
+        elif bare not in names:
+            near = did_you_mean(bare, names)
+            problems.append(f"execution.kernels: no installed kernel of {operation} is called {pin!r}{near}")
+    return problems
+
+
+def _text(error: KanawaError) -> str:
+    notes = [f"  {note}" for note in getattr(error, "__notes__", ())]
+    return "\n".join([str(error), *notes])

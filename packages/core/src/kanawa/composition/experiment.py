@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kanawa.composition.blame import blamed
-from kanawa.composition.config_checks import checked_model
-from kanawa.composition.gathering import Problems
+from kanawa.composition.config_checks import Problems, checked_model
 from kanawa.composition.mesh_fit import fit_mesh
 from kanawa.composition.mesh_rules import find_rule
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier

@@ -39,13 +39,18 @@ def base_of(experiment: str | Config, target: Target | None = None, data: str | 
     Raises UnknownNameError with the nearest names of every kind, UsageError for a folder or a model that has no
     experiment.
     """
-    base = _named(experiment, target) if isinstance(experiment, str) else _given(experiment)
+    if isinstance(experiment, Config):
+        base = Base(type(experiment).__qualname__, experiment.clone())
+    else:
+        base = _named(experiment, target)
     return base if data is None else with_other_data(base, data)
 
 
 def with_other_data(base: Base, data: str) -> Base:
     """Returns the experiment on other data, read by the tokenizer of its folder; raises UsageError for unknown data."""
-    template = _template_for(base)
+    template, refusals = _willing(base.config.model if "model" in base.config.fields() else base.config)
+    if template is None:
+        raise UsageError("\n".join([f"--data: {base.name} takes no other data:", *refusals]))
     with origin("command line", f"--data {data}"):
         return base._replace(config=template.with_data(base.config, data, base.source))
 
@@ -64,17 +69,15 @@ def catalogued_kind(name: str) -> str | None:
     return None
 
 
-def _given(config: Config) -> Base:
-    return Base(type(config).__qualname__, config.clone())
-
-
 def _named(text: str, target: Target | None) -> Base:
     folder = _folder(text)
     kind = None if is_folder(text) else catalogued_kind(text)
     if kind == "experiments":
         return Base(text, _made("experiments", text))
     if kind == "models":
-        return _around_model(text, target)
+        model = _made("models", text)
+        with origin("experiment", f"{text}, with default data and learner"):
+            return Base(text, _around_model(model, f"model {text!r}", target))
     if folder.is_dir():
         return _from_folder(text, folder, target)
     if folder.suffix == ".json" and folder.is_file():
@@ -104,13 +107,13 @@ def _made(kind: str, name: str) -> Config:
     return cfg
 
 
-def _around_model(name: str, target: Target | None) -> Base:
-    model = _made("models", name)
+def _around_model(model: Config, called: str, target: Target | None) -> Config:
+    """Returns an experiment of the model with default data and learner; raises NoTemplateError with every refusal."""
     template, refusals = _willing(model)
     if template is None:
-        raise NoTemplateError("\n".join([f"model {name!r} can't be trained as it is:", *refusals]), model)
-    with origin("experiment", f"{name}, with default data and learner"):
-        return Base(name, template.experiment(model, *_where(target)))
+        raise NoTemplateError("\n".join([f"{called} can't be trained as it is:", *refusals]), model)
+    around: Config = template.experiment(model, *_where(target))
+    return around
 
 
 def _from_folder(text: str, folder: Path, target: Target | None) -> Base:
@@ -149,14 +152,6 @@ def _willing(model: Config) -> tuple[Any, list[str]]:
     return None, refusals or nothing
 
 
-def _template_for(base: Base) -> Any:
-    model = base.config.model if "model" in base.config.fields() else base.config
-    template, refusals = _willing(model)
-    if template is None:
-        raise UsageError("\n".join([f"--data: {base.name} takes no other data:", *refusals]))
-    return template
-
-
 def _unknown(text: str) -> str:
     if is_folder(text):
         return f"there is no folder {text}; expected a run, a Hugging Face folder, or a catalogued name"
@@ -175,10 +170,8 @@ def experiment_config(model: Config, target: Target | None = None, data: str | N
     Nothing of the target is in it but the sizes that suit it. Raises NoTemplateError for a model that no installed
     template makes an experiment of.
     """
-    template, refusals = _willing(model)
-    if template is None:
-        message = "\n".join([f"{type(model).__qualname__} can't be trained as it is:", *refusals])
-        raise NoTemplateError(message, model)
-    around = template.experiment(model.clone(), *_where(target))
-    config: Config = around if data is None else template.with_data(around, data)
+    around = _around_model(model.clone(), type(model).__qualname__, target)
+    if data is None:
+        return around
+    config: Config = _willing(model)[0].with_data(around, data)
     return config

@@ -1,7 +1,8 @@
-"""Target selectors: what `--on v5p-512` means in chips, JAX devices, hosts and slices. No JAX."""
+"""Target selectors: what `--on v5p-512` means in chips, JAX devices, hosts and slices. JAX in `local_target` alone."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from kanawa.errors import TargetError, did_you_mean
 from kanawa.plugins import DeviceSpec, host
 from kanawa.plugins.catalog import missing_packages
-from kanawa.plugins.devices import device_specs
+from kanawa.plugins.devices import device_spec_of_kind, device_specs
+
+logger = logging.getLogger(__name__)
 
 _SELECTOR = re.compile(r"(?P<name>[a-z][a-z0-9_]*?)(?:-(?P<count>[0-9]+)(?:x(?P<slices>[0-9]+))?)?")
 _FORM = "expected DEVICE, DEVICE-COUNT or DEVICE-COUNTxSLICES, such as cpu-8, v5p-512, v6e-256x4"
@@ -72,6 +75,30 @@ def parse_target(selector: str) -> Target:
         slices=slices,
         topology=_topology(text, device, chips),
     )
+
+
+def local_target() -> str | None:
+    """Returns the selector of all devices of the run; None for one machine whole, or for a device without description.
+
+    Starts JAX's backend, so a gang must have been joined before.
+    """
+    import jax
+
+    devices = jax.devices()
+    device, count = devices[0], len(devices)
+    spec = device_spec_of_kind(device.device_kind)
+    if spec is not None and spec.divisible and count == 1:
+        return None
+    if spec is not None:
+        chips = max(1, count // spec.jax_devices_per_chip)
+        return f"{spec.name}-{chips * spec.cores_per_unit}"
+    logger.warning(
+        "no installed backend describes device %r (%s); running without its mesh rules and compiler options; "
+        "`kanawa doctor` says which package would",
+        device.device_kind,
+        device.platform,
+    )
+    return None
 
 
 def _too_many(text: str) -> str:

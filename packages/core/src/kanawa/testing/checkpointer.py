@@ -17,10 +17,6 @@ _META = {"plugins": {"kanawa": "0.1.0"}}
 class CheckpointerConformance(ConfiguredConformance):
     """Subclasses return the checkpointer's config; each test has a fresh folder."""
 
-    def config(self) -> Checkpointer.Config:
-        """Returns the checkpointer's config."""
-        raise AssertionError("implement config() in the conformance class")  # noqa: EM101
-
     def trees(self, step: int) -> dict[str, Any]:
         """Returns the arrays of a step, with leaves that tempt to be lost: bf16, scalars, NaN, minus zero, empty."""
         # 1e-40 is subnormal in fp32: a copy through arithmetic may flush it to zero.

@@ -13,7 +13,7 @@ from kanawa.arrays.precision import Precision
 from kanawa.arrays.rules import Rules
 from kanawa.arrays.shardings import param_shardings
 from kanawa.arrays.tree import flatten_paths
-from kanawa.config import REQUIRED, Config
+from kanawa.config import REQUIRED
 from kanawa.foreign import table_of
 from kanawa.module import Module, functional, initial_state, initialize, param_specs, scan
 from kanawa.testing.conformance import ConfiguredConformance
@@ -23,17 +23,13 @@ _STEP = 1e-3
 
 
 class LayerConformance(ConfiguredConformance):
-    """What every layer promises. An author implements `config` and `inputs`, and lists what isn't supported.
+    """What every layer promises. An author implements `config`, complete with what a parent would give, and `inputs`.
 
     `unsupported` may hold "gradients", "finite differences" (gradients that are not the derivative, or a step in the
     function), "bfloat16", "scan", "sharding", "foreign names", with a reason each.
     """
 
     _built: ClassVar[tuple[Any, Any, Any]]
-
-    def config(self) -> Config:
-        """Returns the layer's config, complete with what a parent would give."""
-        raise AssertionError("implement config() in the conformance class")  # noqa: EM101
 
     def inputs(self, key: jax.Array) -> tuple[Any, ...]:
         """Returns the arguments of `forward`, the first of which is an array."""

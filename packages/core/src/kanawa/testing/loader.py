@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from kanawa.config import Count, Size
-from kanawa.contracts import Batch, DataSource, Loader
+from kanawa.contracts import Batch, DataSource
 from kanawa.testing.conformance import ConfiguredConformance
 
 _LENGTH = 4
@@ -62,10 +62,6 @@ class Rows(DataSource):
 
 class LoaderConformance(ConfiguredConformance):
     """Subclasses return the loader's config."""
-
-    def config(self) -> Loader.Config:
-        """Returns the loader's config."""
-        raise AssertionError("implement config() in the conformance class")  # noqa: EM101
 
     def batches(self, count: int, source: DataSource | None = None, **arguments: object) -> list[Batch]:
         """Returns the first batches, of four rows globally."""

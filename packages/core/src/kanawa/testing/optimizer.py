@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from kanawa.arrays.optimizer_state import follows, from_flat, parameter_of, state_sharding, to_flat
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts import GradientTransformation, Optimizer
+from kanawa.contracts import GradientTransformation
 from kanawa.testing.conformance import ConfiguredConformance
 
 Flat = dict[str, jax.Array]
@@ -36,10 +36,6 @@ class OptimizerConformance(ConfiguredConformance):
     learning_rate: ClassVar[float] = 0.03
     steps: ClassVar[int] = 60
     _compiled: ClassVar[tuple[Any, Any]]
-
-    def config(self) -> Optimizer.Config:
-        """Returns the optimizer's config."""
-        raise AssertionError("implement config() in the conformance class")  # noqa: EM101
 
     # --- what the kit needs ----------------------------------------------------------------------------------
 

@@ -23,14 +23,10 @@ EVENTS: tuple[dict[str, Any], ...] = (
 
 
 class ServiceConformance(ConfiguredConformance):
-    """Subclasses return the service's config; the run is a folder without a trainer."""
+    """Subclasses return the service's config, with short intervals; the run is a folder without a trainer."""
 
     #: How long `stop` may take on the author's machine.
     stop_seconds: ClassVar[float] = 10.0
-
-    def config(self) -> Service.Config:
-        """Returns the service's config, with short intervals."""
-        raise AssertionError("implement config() in the conformance class")  # noqa: EM101
 
     def run_of(self, folder: Path) -> Run:
         """Returns what the service sees of a run."""

@@ -38,7 +38,7 @@ def run_bench(args: argparse.Namespace) -> int:
     """Measures the problems of a program; returns 1 where one of them couldn't be measured at all."""
     import jax
     from kanawa.api.kernels import chosen_kernels
-    from kanawa.composition.detect import local_target
+    from kanawa.composition.target import local_target
     from kanawa.kernels.tuning_table import default_path, read_table
 
     from kanawa_kernel_tools.measuring.table_file import add_entries

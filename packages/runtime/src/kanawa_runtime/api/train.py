@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kanawa.api.experiment import Experiment, Modify, Set, experiment
-from kanawa.composition.detect import local_target
+from kanawa.composition.target import local_target
 from kanawa.config import Config
 from kanawa.errors import UsageError
 

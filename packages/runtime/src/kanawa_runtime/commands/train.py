@@ -149,7 +149,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
     with screen.phase("importing JAX"):
         import jax  # noqa: F401 - seconds on a busy machine, so that it has a phase of its own
     from kanawa.api.experiment import experiment
-    from kanawa.composition.detect import local_target
+    from kanawa.composition.target import local_target
 
     from kanawa_runtime.api.train import training_loop
     from kanawa_runtime.commands.gang import join_gang, prepare_gang

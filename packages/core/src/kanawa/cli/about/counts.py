@@ -27,6 +27,10 @@ class Count(NamedTuple):
     total: int
     active: int
 
+    def __str__(self) -> str:
+        met = f", of which a token meets {self.active:,} ({short(self.active)})" if self.active != self.total else ""
+        return f"{self.total:,} parameters ({short(self.total)}){met}"
+
 
 class Counts:
     """Counts by component, cached in a file that is valid until the installed plugins change."""

@@ -1,16 +1,18 @@
-"""Everything about one component: what `kanawa show KIND NAME` writes."""
+"""Everything about one component: what `kanawa show KIND NAME` writes.
+
+Kinds are as people write them: `show modifier moe` and `list modifiers` mean the same one.
+"""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from kanawa.cli.about.counts import COUNTED, Counts, short
-from kanawa.cli.about.fields import FieldLine, field_lines
+from kanawa.cli.about.counts import COUNTED, Count, Counts
 from kanawa.cli.about.summary import summary
 from kanawa.cli.output import write, write_table
 from kanawa.errors import UnknownNameError, did_you_mean
-from kanawa.plugins import ComponentState, component, host
+from kanawa.plugins import component, host
 
 #: How a component of a kind is put to use; `{name}` is its own.
 _USES = {
@@ -23,45 +25,38 @@ _USES = {
 }
 
 
-def find_component(kind: str, name: str) -> ComponentState:
-    """Returns the state of a component; raises UnknownNameError with near names where the kind has none so called."""
-    states = [state for state in host().components(kind) if name in (state.name, state.key)]
-    if not states:
-        names = {state.name for state in host().components(kind)}
-        message = f"no component of kind {kind} is called {name!r}{did_you_mean(name, names)}"
+def kind_named(text: str) -> str:
+    """Returns the kind that a word in the singular or plural means; raises UnknownNameError with near ones."""
+    kinds = {*host().kinds(), *(state.kind for state in host().components())}
+    word = text.lower().replace("-", "_")
+    plurals = (word, f"{word}s", f"{word}es", f"{word.removesuffix('y')}ies", f"{word.removesuffix('us')}ora")
+    kind = next((plural for plural in plurals if plural in kinds), None)
+    if kind is None:
+        message = f"there is no kind {text!r}{did_you_mean(text, kinds)}"
         raise UnknownNameError(message)
-    return states[0]
+    return kind
 
 
 def as_json(kind: str, name: str) -> dict[str, Any]:
-    """Returns the component's record; imports it."""
+    """Returns the component's record; imports it. Raises UnknownNameError with near names."""
     value = component(kind, name)
-    state = find_component(kind, name)
+    state = next(state for state in host().components(kind) if name in (state.name, state.key))
     record: dict[str, Any] = {
         key: str(getattr(state, key)) for key in ("name", "kind", "distribution", "version", "state", "value")
     }
-    record |= {"description": summary(state), "documentation": documentation(value)}
-    record["fields"] = [line.as_json() for line in field_lines(value)]
+    # An instance's docstring is its class's, which speaks of others too.
+    own = isinstance(value, type) or inspect.isfunction(value)
+    record |= {"description": summary(state), "documentation": (inspect.getdoc(value) or "") if own else ""}
+    record["fields"] = field_records(value)
     if kind in COUNTED:
         counts = Counts()
         count = counts.of(state)
         counts.save()
         record |= {"parameters": count and count.total, "active_parameters": count and count.active}
-    record["use"] = use(state, field_lines(value))
+    required = ",".join(f"{field['name']}=…" for field in record["fields"] if field["required"])
+    example = f"{state.name}:{required}" if required else state.name
+    record["use"] = _USES.get(kind, "").format(name=state.name, example=example)
     return record
-
-
-def documentation(value: Any) -> str:
-    """Returns the object's own docstring, unwrapped; "" for an instance, whose class speaks of others too."""
-    own = isinstance(value, type) or inspect.isfunction(value)
-    return (inspect.getdoc(value) or "") if own else ""
-
-
-def use(state: ComponentState, fields: list[FieldLine]) -> str:
-    """Returns a command that uses the component; "" for a kind that nothing on the command line names."""
-    required = [line.name for line in fields if line.default == ""]
-    example = f"{state.name}:{','.join(f'{name}=…' for name in required)}" if required else state.name
-    return _USES.get(state.kind, "").format(name=state.name, example=example)
 
 
 def write_page(record: dict[str, Any]) -> None:
@@ -70,15 +65,47 @@ def write_page(record: dict[str, Any]) -> None:
     write(f"{record['value']}\n")
     write(record["documentation"] or record["description"])
     if record.get("parameters"):
-        total, active = record["parameters"], record["active_parameters"]
-        met = f", of which a token meets {active:,} ({short(active)})" if active != total else ""
-        write(f"\n{total:,} parameters ({short(total)}){met}")
+        write(f"\n{Count(record['parameters'], record['active_parameters'])}")
     if record["fields"]:
         write()
-        rows = [
-            (line["name"], line["type"], "required" if line["required"] else line["default"])
-            for line in record["fields"]
-        ]
+        rows = [(field["name"], field["type"], field["default"] or "required") for field in record["fields"]]
         write_table(("FIELD", "TYPE", "DEFAULT"), rows)
     if record["use"]:
         write(f"\nuse it: {record['use']}")
+
+
+def field_records(value: Any) -> list[dict[str, Any]]:
+    """Returns the fields of a Configurable, or the arguments of a function; nothing for other objects."""
+    from kanawa.config import Configurable
+
+    if isinstance(value, type) and issubclass(value, Configurable):
+        hidden = value.Config._schema.intrinsic
+        fields = value.Config().fields().items()
+        return [_record(name, field.type.text, _default(field.default)) for name, field in fields if name not in hidden]
+    if not inspect.isfunction(value):
+        return []
+    parameters = inspect.signature(value).parameters.values()
+    return [_record(p.name, _annotation(p), None if p.default is p.empty else repr(p.default)) for p in parameters]
+
+
+def _record(name: str, type_text: str, default: str | None) -> dict[str, Any]:
+    return {"name": name, "type": type_text, "default": default, "required": default is None}
+
+
+def _default(default: Any) -> str | None:
+    """Returns a default as text, None where a value is required, "from parent" where a parent sets it."""
+    from kanawa.config import FROM_PARENT, REQUIRED, Config
+    from kanawa.config.value_text import value_text
+
+    if default is REQUIRED or default is FROM_PARENT:
+        return None if default is REQUIRED else "from parent"
+    if isinstance(default, Config) and default._target is not None:
+        return default._target.__qualname__
+    return value_text(default)
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return ""
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__qualname__", str(annotation))

@@ -1,18 +1,55 @@
-"""The files of a plugin package, as texts by path; nothing here touches the disk but `write_package`."""
+"""The files of a plugin package, as texts by path, made from the templates of a kind; `write_package` writes them."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from kanawa._version import __version__
-from kanawa.cli.scaffold.kinds import Kind, load_kind, load_texts
-from kanawa.cli.scaffold.names import Names
-from kanawa.cli.scaffold.publisher import Publisher, publisher
+from kanawa.cli.scaffold.names import Names, Publisher, publisher
 from kanawa.errors import UsageError
 
 _SUPPORTED_MINORS = 3
+_TEMPLATES = files("kanawa.cli.scaffold") / "templates"
+_SUFFIX = ".txt"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Templates of one kind; `$distribution`, `$package` and `$class_name` are filled in.
+
+    Attributes:
+        texts: file to its text; `test_conformance.py` belongs under tests, the others under the package.
+        entry_points: group, without "kanawa.", to {name: "module:object" under the package}.
+        usage: the README's shell example.
+        extras: of kanawa, such as "[train]", where the package needs more than core.
+        test_requires: distributions that its tests need beside pytest.
+        strict: whether its tests run in strict JAX.
+    """
+
+    texts: dict[str, str]
+    entry_points: dict[str, dict[str, str]]
+    usage: str
+    extras: str = ""
+    test_requires: tuple[str, ...] = ()
+    strict: bool = True
+
+
+def load_kind(name: str) -> Kind:
+    """Returns a kind of `scaffold.KINDS`."""
+    settings = tomllib.loads((_TEMPLATES / name / "kind.toml").read_text(encoding="utf-8"))
+    return Kind(texts=load_texts(name), **settings)
+
+
+def load_texts(folder: str) -> dict[str, str]:
+    """Returns the texts of a folder of templates, by the name of the file that each becomes."""
+    found = sorted((_TEMPLATES / folder).iterdir(), key=lambda file: file.name)
+    texts = (file for file in found if file.name.endswith(_SUFFIX))
+    return {file.name.removesuffix(_SUFFIX): file.read_text(encoding="utf-8") for file in texts}
 
 
 def package_files(names: Names, kind: str, by: Publisher | None = None) -> dict[str, str]:

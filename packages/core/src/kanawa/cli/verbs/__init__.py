@@ -11,13 +11,13 @@ from kanawa.errors import PluginError, did_you_mean
 from kanawa.plugins import Command, CommandOptions, host
 from kanawa.plugins.catalog import missing_packages
 
-# Files in this folder, each with a `command()`.
+# Files in this folder, each with its COMMAND.
 _FILES = ("plugins", "listing", "doctor", "show", "kernels", "new", "completion")
 
 
 def core_verbs() -> dict[str, Command]:
     """Returns core's verbs by name."""
-    commands = [import_module(f"{__name__}.{file}").command() for file in _FILES]
+    commands = [import_module(f"{__name__}.{file}").COMMAND for file in _FILES]
     return {command.name: command for command in commands}
 
 

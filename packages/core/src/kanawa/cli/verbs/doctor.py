@@ -10,17 +10,6 @@ from kanawa.cli.output import write, write_json
 from kanawa.plugins import Command, host
 
 
-def command() -> Command:
-    """Returns the verb."""
-    return Command(
-        name="doctor",
-        help="check Python, JAX, flags, plugins, and what plugins know of this machine; exit 1 if anything is wrong",
-        configure=json_argument,
-        run=_run,
-        example="kanawa doctor",
-    )
-
-
 def _run(args: argparse.Namespace) -> int:
     findings = preflight.findings()
     for _, contributed in host().collect("kanawa_doctor", options=vars(args)):
@@ -38,3 +27,12 @@ def _run(args: argparse.Namespace) -> int:
             if finding.fix:
                 write(f"{'':7}  {'':{width}}  -> {finding.fix}")
     return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+COMMAND = Command(
+    name="doctor",
+    help="check Python, JAX, flags, plugins, and what plugins know of this machine; exit 1 if anything is wrong",
+    configure=json_argument,
+    run=_run,
+    example="kanawa doctor",
+)

@@ -30,17 +30,6 @@ class _NotInstalled(argparse.Action):
         raise UsageError(message)
 
 
-def command() -> Command:
-    """Returns the verb."""
-    return Command(
-        name="kernels",
-        help="show which kernel each operation gets, and why not the others",
-        configure=_configure,
-        run=_run,
-        example=("kanawa kernels llama2-7b --on v5p-512\nkanawa kernels llama2-7b --on h100-64 --require-fused"),
-    )
-
-
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", metavar="EXPERIMENT", nargs="?", help=EXPERIMENT_HELP)
     composition_arguments(parser)
@@ -79,3 +68,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.require_fused:
         check_fused(choices)
     return 0
+
+
+COMMAND = Command(
+    name="kernels",
+    help="show which kernel each operation gets, and why not the others",
+    configure=_configure,
+    run=_run,
+    example=("kanawa kernels llama2-7b --on v5p-512\nkanawa kernels llama2-7b --on h100-64 --require-fused"),
+)

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from kanawa.cli.about.counts import COUNTED, Counts, short
-from kanawa.cli.about.kinds import kind_named
+from kanawa.cli.about.page import kind_named
 from kanawa.cli.about.summary import summary
 from kanawa.cli.arguments import json_argument
 from kanawa.cli.output import write, write_json
@@ -16,17 +16,6 @@ from kanawa.plugins import Command, ComponentState, host
 
 #: Text of a count at its longest, and its heading.
 _COUNT_WIDTH = len("PARAMETERS")
-
-
-def command() -> Command:
-    """Returns the verb."""
-    return Command(
-        name="list",
-        help="list components that configs can name, with a line about each",
-        configure=_configure,
-        run=_run,
-        example="kanawa list models\nkanawa list modifiers\nkanawa list kernels --json",
-    )
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -91,3 +80,12 @@ def _origin(state: ComponentState) -> str:
 def _what(state: ComponentState) -> str:
     """Returns the line about a component, or why it can't be used."""
     return summary(state) if state.state.usable else f"{state.state}: {state.reason}"
+
+
+COMMAND = Command(
+    name="list",
+    help="list components that configs can name, with a line about each",
+    configure=_configure,
+    run=_run,
+    example="kanawa list models\nkanawa list modifiers\nkanawa list kernels --json",
+)

@@ -7,30 +7,15 @@ from pathlib import Path
 
 from kanawa.cli.arguments import json_argument
 from kanawa.cli.output import write, write_json
-from kanawa.cli.scaffold.kinds import NAMES
+from kanawa.cli.scaffold import KINDS
 from kanawa.local_path import local_path
 from kanawa.plugins import Command
-
-
-def command() -> Command:
-    """Returns the verb."""
-    return Command(
-        name="new",
-        help="write a new plugin package with tests from the conformance kit",
-        configure=_configure,
-        run=_run,
-        example=(
-            "kanawa new plugin my-layer\n"
-            "kanawa new plugin my-kernel --kind kernel --into ~/plugins\n"
-            "kanawa new plugin my-service --kind service --license MIT --author 'Ada Lovelace <ada@example.org>'"
-        ),
-    )
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("plugin",), help="what to write")
     parser.add_argument("name", metavar="NAME", help="distribution name: small letters, digits, hyphens")
-    parser.add_argument("--kind", choices=NAMES, default="layer", help="what the plugin offers (default layer)")
+    parser.add_argument("--kind", choices=KINDS, default="layer", help="what the plugin offers (default layer)")
     parser.add_argument("--into", type=Path, default=Path(), metavar="DIR", help="where its folder goes")
     parser.add_argument("--license", default="Apache-2.0", metavar="SPDX", help="its licence (default Apache-2.0)")
     parser.add_argument("--author", default="", metavar="NAME", help="publisher: 'Ada Lovelace <ada@example.org>'")
@@ -38,10 +23,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from kanawa.cli.scaffold.kinds import load_kind
-    from kanawa.cli.scaffold.names import plugin_names
-    from kanawa.cli.scaffold.package import write_package
-    from kanawa.cli.scaffold.publisher import publisher
+    from kanawa.cli.scaffold.names import plugin_names, publisher
+    from kanawa.cli.scaffold.package import load_kind, write_package
 
     names = plugin_names(args.name)
     by = publisher(names.distribution, args.license, args.author)
@@ -56,3 +39,16 @@ def _run(args: argparse.Namespace) -> int:
     tests = " ".join(["pytest", *load_kind(args.kind).test_requires])
     write(f"\nnext: pip install -e {root} {tests} && python -m pytest {root}")
     return 0
+
+
+COMMAND = Command(
+    name="new",
+    help="write a new plugin package with tests from the conformance kit",
+    configure=_configure,
+    run=_run,
+    example=(
+        "kanawa new plugin my-layer\n"
+        "kanawa new plugin my-kernel --kind kernel --into ~/plugins\n"
+        "kanawa new plugin my-service --kind service --license MIT --author 'Ada Lovelace <ada@example.org>'"
+    ),
+)

@@ -9,17 +9,6 @@ from kanawa.cli.output import write, write_json, write_table
 from kanawa.plugins import Command, host
 
 
-def command() -> Command:
-    """Returns the verb."""
-    return Command(
-        name="plugins",
-        help="list installed plugins with their state",
-        configure=json_argument,
-        run=_run,
-        example="kanawa plugins --json",
-    )
-
-
 def _run(args: argparse.Namespace) -> int:
     states = host().plugins()
     if args.json:
@@ -32,3 +21,12 @@ def _run(args: argparse.Namespace) -> int:
     rows = [(s.name, s.distribution, s.version, s.state, s.reason) for s in states]
     write_table(("NAME", "DISTRIBUTION", "VERSION", "STATE", "REASON"), rows)
     return 0
+
+
+COMMAND = Command(
+    name="plugins",
+    help="list installed plugins with their state",
+    configure=json_argument,
+    run=_run,
+    example="kanawa plugins --json",
+)

@@ -17,24 +17,6 @@ if TYPE_CHECKING:
     from kanawa.config import Change
 
 
-def command() -> Command:
-    """Returns the verb."""
-    return Command(
-        name="show",
-        help="show an experiment's resolved config, its origins or its differences; or a component of the catalog",
-        configure=_configure,
-        run=_run,
-        example=(
-            "kanawa show quickstart --set learner.optimizer.weight_decay=0.01\n"
-            "kanawa show gemma3-1b --on v5e-8 --diff gemma3-1b\n"
-            "kanawa show quickstart --why model.stack\n"
-            "kanawa show quickstart --modify moe --diff quickstart\n"
-            "kanawa show modifier moe\n"
-            "kanawa show optimizer adamw --json"
-        ),
-    )
-
-
 def _configure(parser: argparse.ArgumentParser) -> None:
     what = "; or a KIND and a NAME of `kanawa list`, such as: modifier moe"
     parser.add_argument("experiment", metavar="EXPERIMENT", help=EXPERIMENT_HELP + what)
@@ -72,8 +54,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _component(args: argparse.Namespace) -> int:
-    from kanawa.cli.about.kinds import kind_named
-    from kanawa.cli.about.page import as_json, write_page
+    from kanawa.cli.about.page import as_json, kind_named, write_page
 
     record = as_json(kind_named(args.experiment), args.component)
     if args.json:
@@ -85,7 +66,7 @@ def _component(args: argparse.Namespace) -> int:
 
 def _heading(composition: Composition) -> list[str]:
     """Returns what the experiment is, in a line, and how large its model is."""
-    from kanawa.cli.about.counts import count_of, short
+    from kanawa.cli.about.counts import count_of
     from kanawa.cli.about.summary import summary
     from kanawa.composition.naming import catalogued_kind
     from kanawa.plugins import host
@@ -103,8 +84,7 @@ def _heading(composition: Composition) -> list[str]:
         lines.append(f"{composition.name}: derived from {composition.source}")
     count = count_of(composition.config)
     if count is not None:
-        met = f", of which a token meets {short(count.active)}" if count.active != count.total else ""
-        lines.append(f"{count.total:,} parameters ({short(count.total)}){met}")
+        lines.append(str(count))
     return lines
 
 
@@ -123,3 +103,19 @@ def _write_diff(changes: Sequence[Change], as_json: bool) -> None:
         write("\n".join(str(change) for change in changes))
     else:
         write("no differences")
+
+
+COMMAND = Command(
+    name="show",
+    help="show an experiment's resolved config, its origins or its differences; or a component of the catalog",
+    configure=_configure,
+    run=_run,
+    example=(
+        "kanawa show quickstart --set learner.optimizer.weight_decay=0.01\n"
+        "kanawa show gemma3-1b --on v5e-8 --diff gemma3-1b\n"
+        "kanawa show quickstart --why model.stack\n"
+        "kanawa show quickstart --modify moe --diff quickstart\n"
+        "kanawa show modifier moe\n"
+        "kanawa show optimizer adamw --json"
+    ),
+)
