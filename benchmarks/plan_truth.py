@@ -12,6 +12,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,10 +20,10 @@ import jax.numpy as jnp
 from kanawa.composition.experiment import compose
 from kanawa.composition.target import parse_target
 from kanawa.contracts import PrecisionConfig
+from kanawa.plugins import DeviceSpec
 from kanawa_layers.recipes.llama import llama
 from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.compiled.count import compiled_report
-from kanawa_parallel.plan.cost.probe import measured_device
 from kanawa_parallel.plan.report.assemble import installed_versions
 from kanawa_parallel.remat.policies import FullRemat
 from kanawa_runtime.data.random_tokens import RandomTokens
@@ -81,6 +82,33 @@ def truth(name: str, runs: int) -> dict[str, Any]:
         "gigabytes_per_second": device.memory_bandwidth / 1e9,
         "temporaries_error": report.temporaries_error,
     }
+
+
+def measured_device(spec: DeviceSpec) -> DeviceSpec:
+    """Returns `spec` with this machine's FLOP/s of a matmul and bytes a second of a sum."""
+    x = jnp.ones((32 * 2**20,), jnp.float32)  # larger than any cache
+    bandwidth = 2.0 * x.nbytes / _median_seconds(jax.jit(lambda a: a + 1.0), x)
+    return dataclasses.replace(
+        spec,
+        peak_flops={dtype: _matmul_flops(dtype) for dtype in ("float32", "bfloat16")},
+        memory_bandwidth=bandwidth,
+        link_bandwidth=bandwidth,
+    )
+
+
+def _matmul_flops(dtype: str, width: int = 1024) -> float:
+    return 2.0 * width**3 / _median_seconds(jax.jit(lambda a: a @ a), jnp.ones((width, width), dtype))
+
+
+def _median_seconds(function: Callable[..., Any], x: jax.Array, runs: int = 7) -> float:
+    """Returns the median time of a run, after one that compiles."""
+    jax.block_until_ready(function(x))
+    times = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        jax.block_until_ready(function(x))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
 
 
 def step_seconds(compilation: Any, runs: int) -> float:

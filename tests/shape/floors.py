@@ -32,7 +32,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "parallel": (
         ("_version",),
         ("rules", "passes", "sources", "remat"),
-        ("context", "experts", "offload", "accumulate"),
+        ("context", "experts", "accumulate"),
         ("strategies", "divisibility"),
         ("pipeline", "modifiers"),
         ("plan",),

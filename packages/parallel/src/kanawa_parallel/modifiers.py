@@ -1,6 +1,5 @@
-"""Modifiers that decide how a workload is spread and in what precision it runs."""
+"""Modifiers that decide how a workload is spread, in what precision it runs, and where its optimizer's state lies."""
 
-import logging
 from collections.abc import Iterable
 
 import kanawa as kn
@@ -11,8 +10,6 @@ from kanawa_parallel.strategies.expert import ExpertParallel
 from kanawa_parallel.strategies.fsdp import FSDP
 from kanawa_parallel.strategies.ring import RingAttention
 from kanawa_parallel.strategies.tensor import TensorParallel
-
-logger = logging.getLogger(__name__)
 
 
 class Mesh(kn.Modifier):
@@ -57,15 +54,6 @@ def strategies_for(axes: Iterable[str]) -> tuple[Strategy.Config, ...]:
     return (*called_for, ExpertParallel.Config(), *([] if "fsdp" in named else [DataParallel.Config()]))
 
 
-class Materialize(kn.Modifier):
-    """`materialize`: changes nothing, with a warning; the target's backend says now what its compiler needs."""
-
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg`."""
-        logger.warning("the modifier materialize does nothing any more: leave it out; the target's backend sets it")
-        return cfg
-
-
 class Compute(kn.Modifier):
     """`compute`: sets the dtype layers compute in; parameters, norms, router and loss stay fp32."""
 
@@ -75,4 +63,18 @@ class Compute(kn.Modifier):
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with `precision.compute` set."""
         cfg.precision.set(compute=self.config.dtype)
+        return cfg
+
+
+class OffloadOptimizer(kn.Modifier):
+    """`offload-optimizer`: keeps optimizer state in pinned host memory (ZeRO-Offload); each step fetches it and sends it
+    back.
+
+    Two thirds of a training state leave the devices between steps. On a platform without that memory kind, placing or
+    compiling fails and names it.
+    """
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with `execution.optimizer_memory` set."""
+        cfg.execution.set(optimizer_memory="pinned_host")
         return cfg

@@ -51,7 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the mesh and what is sharded where")
     parser.add_argument("--save", type=Path, metavar="DIR", help="save the compiled program, for a warm start of train")
     parser.add_argument("--dump", type=Path, metavar="DIR", help="save the compiler's texts")
-    parser.add_argument("--probe", action="store_true", help="measure this machine first, where it is the target")
     parser.add_argument(
         "--goodput", action="store_true", help="simulate a month in which hosts fail; suggest intervals"
     )
@@ -124,8 +123,7 @@ def _planned(args: argparse.Namespace, request: Any, composition: Any, prices: A
     target = composition.required_target()
     dump = None if args.dump is None else args.dump / target.selector
     try:
-        device = _measured(target) if args.probe else None
-        planned = plan_target(composition, request.program, args.quick, device, dump)
+        planned = plan_target(composition, request.program, args.quick, dump)
         if not args.quick and not args.no_suggestions:
             planned = dataclasses.replace(planned, report=with_suggestions(planned.report, composition, request))
         report = finished_report(planned, composition, prices)
@@ -147,7 +145,7 @@ def _planned_apart(args: argparse.Namespace, request: Any, target: str) -> dict[
     """Returns one target's plan, made in a process of its own with this command's flags."""
     from kanawa_parallel.plan.targets.process import plan_in_process
 
-    flags = [f"--{name.replace('_', '-')}" for name in ("probe", "no_suggestions") if getattr(args, name)]
+    flags = ["--no-suggestions"] if args.no_suggestions else []
     for name in ("prices", "dump", "save"):
         flags += [f"--{name}", str(getattr(args, name))] if getattr(args, name) is not None else []
     if args.picture is not None:
@@ -221,15 +219,3 @@ def _refuse_early(args: argparse.Namespace) -> None:
         if path is not None and not path.parent.is_dir():
             message = f"{flag} {path}: there is no folder {path.parent}; make it first"
             raise UsageError(message)
-
-
-def _measured(target: Any) -> Any:
-    """Returns this machine's measured figures; raises UsageError for a target that isn't here."""
-    import jax
-
-    from kanawa_parallel.plan.cost.probe import measured_device
-
-    if target.device.platform != jax.default_backend():
-        message = f"--probe measures this machine, and {target.selector} isn't it; omit --probe"
-        raise UsageError(message)
-    return measured_device(target.device, target.jax_devices)

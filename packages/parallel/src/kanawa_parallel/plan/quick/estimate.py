@@ -60,11 +60,11 @@ class Estimate:
     calibrated: Choice
 
 
-def quick_report(composition: Composition, name: str, device: DeviceSpec | None = None, note: str = NOTE) -> Report:
-    """Returns the report of a program that is traced only; `device` replaces the target's figures."""
+def quick_report(composition: Composition, name: str, note: str = NOTE) -> Report:
+    """Returns the report of a program that is traced only."""
     begin = time.perf_counter()
-    device = device or composition.required_target().device
-    estimate = estimated(composition, name, device)
+    device = composition.required_target().device
+    estimate = estimated(composition, name)
     with stage("adding up"):
         program, times, held = estimate.program, estimate.times, estimate.memory.at_peak
         arguments = argument_bytes(program.fn, program.abstract_args)
@@ -96,7 +96,7 @@ def quick_report(composition: Composition, name: str, device: DeviceSpec | None 
         )
 
 
-def estimated(composition: Composition, name: str, device: DeviceSpec | None = None) -> Estimate:
+def estimated(composition: Composition, name: str) -> Estimate:
     """Returns the named program traced for the target and laid out on its mesh; needs neither devices nor compiler."""
     target = composition.required_target()
     prepared = prepare(composition, where=environment(composition, "abstract"))
@@ -109,7 +109,7 @@ def estimated(composition: Composition, name: str, device: DeviceSpec | None = N
         walked = lay_out_program(flat_scope(_without_dead_code(traced.jaxpr)), program.abstract_args, mesh)
         memory = Memory(walked, in_place=bool(program.donate))
     with stage("timing"):
-        device = device or target.device
+        device = target.device
         choice = calibration_for(device, installed_versions(device))
         costs = KernelCosts.of_choices(kernels, recorded_cycles(kernels, device))
         machine = Machine(device, _links(device, target), costs, choice.calibration)

@@ -67,14 +67,6 @@ def known_names(module: HloModule) -> dict[str, str]:
     return names
 
 
-def phase_of(op_name: str) -> str:
-    """Returns "recompute", "backward" or "forward" (which includes the update)."""
-    # First, because what is computed again stands inside a `transpose(` too.
-    if "rematted_computation" in op_name:
-        return "recompute"
-    return "backward" if "transpose(" in op_name else "forward"
-
-
 def _unwrapped(token: str) -> str:
     match = _WRAPPED.match(token)
     while match:

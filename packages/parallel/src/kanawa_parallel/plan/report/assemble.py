@@ -15,7 +15,7 @@ from kanawa_parallel.plan.cost.calibration import Choice, published_step
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
 from kanawa_parallel.plan.memory import arguments
 from kanawa_parallel.plan.programs.decode import DECODE
-from kanawa_parallel.plan.read.attribution import module_of, module_paths, phase_of
+from kanawa_parallel.plan.read.attribution import module_of, module_paths
 from kanawa_parallel.plan.report.report import HeldRow, ModuleRow, Report, Traffic
 
 MFU_FORMULA = (
@@ -85,7 +85,6 @@ def assemble(
         kernels=[each.as_json() for each in counts.kernels],
         communication=_traffic(counts.sent),
         modules=_modules(request.paths, counts),
-        phases=_phases(counts.work),
         held=counts.held,
         peak_flops=device.peak_flops.get(request.dtype) or max(device.peak_flops.values()),
         mfu_formula=MFU_FORMULA,
@@ -187,11 +186,3 @@ def _modules(paths: frozenset[str], counts: Counts) -> list[ModuleRow]:
         for name in ("flops", "bytes", "seconds"):
             row[name] = row.get(name, 0.0) + getattr(item, name)
     return [ModuleRow(path, **row) for path, row in sorted(rows.items())]
-
-
-def _phases(work: Sequence[Work]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for item in work:
-        phase = phase_of(item.path)
-        total[phase] = total.get(phase, 0.0) + item.seconds
-    return total

@@ -83,7 +83,6 @@ class Report:
     kernels: list[dict[str, Any]]
     communication: list[Traffic]
     modules: list[ModuleRow]
-    phases: dict[str, float]
     compile_seconds: float
     peak_flops: float
     mfu_formula: str

@@ -17,7 +17,7 @@ from kanawa_parallel.plan.search.verify import verify
 from kanawa_parallel.plan.targets.process import plan_in_process
 from kanawa_parallel.plan.targets.request import PlanRequest
 
-_NOT_HERE = ("serve", "picture", "save", "dump", "probe", "quick")
+_NOT_HERE = ("serve", "picture", "save", "dump", "quick")
 #: The defaults of `--verify` and `--budget`.
 _VERIFIED, _BUDGET_SECONDS = 2, 600.0
 

@@ -1,11 +1,9 @@
-"""A plan as text for a person: tables by rich where it is installed, by spaces where it isn't."""
+"""A plan as text for a person."""
 
-import io
 import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from importlib.util import find_spec
 
 from kanawa.kernels.choice import list_choices
 
@@ -48,29 +46,11 @@ def comparison(reports: Iterable[Report]) -> str:
 
 
 def format_table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns an aligned table; numbers to the right."""
-    if find_spec("rich") is None:
-        return f"\n{title}\n{_plain_table(head, rows)}"
-    from rich.console import Console
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False)
-    for index, name in enumerate(head):
-        made.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        # rich would read "layers[0]" as markup.
-        made.add_row(*(str(cell).replace("[", "\\[") for cell in row))
-    out = io.StringIO()
-    Console(file=out, width=_width(), no_color=True).print(made)
-    return f"\n{title}\n{out.getvalue().rstrip()}"
-
-
-def _plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns the table without rich; paths, in the first column, are folded where there is no room for them."""
+    """Returns an aligned table, numbers to the right; paths, in the first column, are folded to fit the terminal."""
     lines = [[str(cell) for cell in row] for row in (head, *rows)]
     first, *others = (max(len(line[i]) for line in lines) for i in range(len(head)))
     first = min(first, max(_NARROWEST_PATH, _width() - sum(others) - 2 * len(others)))
-    written = []
+    written = ["", title]
     for path, *cells in lines:
         numbers = "".join("  " + cell.rjust(width) for cell, width in zip(cells, others, strict=True))
         written.append((path[:first].ljust(first) + numbers).rstrip())

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from kanawa.composition.experiment import Composition
 from kanawa.errors import UsageError
-from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.plan.compiled.compilation import Compilation, compile_program, compiler_devices
 from kanawa_parallel.plan.compiled.count import compiled_report
@@ -29,25 +28,23 @@ def plan_target(
     composition: Composition,
     program: str = "train_step",
     quick: bool = False,
-    device: DeviceSpec | None = None,
     dump: Path | None = None,
 ) -> PlannedTarget:
-    """Returns the plan of a composition's program for its target.
+    """Returns the plan of a composition's program for its target; the compiler's texts stay in `dump`.
 
-    `device` replaces the target's figures, such as with measured ones; the compiler's texts stay in `dump`.
     Raises TargetError where the target's compiler isn't installed, UsageError for a dump of what isn't compiled.
     """
     target = composition.required_target()
     if quick:
-        return PlannedTarget(quick_report(composition, program, device))
+        return PlannedTarget(quick_report(composition, program))
     if compiler_devices(target) is None:
         note = f"no public compiler is for {target.device.name}: {NOTE}"
         if dump is not None:
             message = f"--dump {dump}: {note}; there are no texts of a compiler to write"
             raise UsageError(message)
-        return PlannedTarget(quick_report(composition, program, device, note))
+        return PlannedTarget(quick_report(composition, program, note))
     compilation = compile_program(composition, program, dump)
-    report = with_values(compiled_report(compilation, device), compilation)
+    report = with_values(compiled_report(compilation), compilation)
     return PlannedTarget(report, compilation)
 
 
