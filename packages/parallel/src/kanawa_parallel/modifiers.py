@@ -67,11 +67,10 @@ class Compute(kn.Modifier):
 
 
 class OffloadOptimizer(kn.Modifier):
-    """`offload-optimizer`: keeps optimizer state in pinned host memory (ZeRO-Offload); each step fetches it and sends it
-    back.
+    """`offload-optimizer`: keeps optimizer state in pinned host memory; each step fetches it and sends it back.
 
-    Two thirds of a training state leave the devices between steps. On a platform without that memory kind, placing or
-    compiling fails and names it.
+    Two thirds of a training state leave the devices between steps (ZeRO-Offload). On a platform without that memory
+    kind, placing or compiling fails and names it.
     """
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

@@ -85,13 +85,13 @@ def plans():
 @pytest.fixture
 def planned(job, plans):
     """Returns a function that plans the job on a target, as the verb does."""
-    from kanawa_parallel.plan.programs.compositions import compositions
+    from kanawa_parallel.plan.programs.request import PlanRequest
     from kanawa_parallel.plan.targets.plan import plan_target
 
     def plan(target, *modifiers, overrides=(), program="train_step"):
         key = (target, modifiers, tuple(overrides), program)
         if key not in plans:
-            (composition,) = compositions("plan-job", [target], modifiers, overrides)
+            (composition,) = PlanRequest("plan-job", modifiers, overrides).composed([target])
             plans[key] = composition, plan_target(composition, program).report
         return plans[key]
 

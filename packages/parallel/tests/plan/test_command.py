@@ -12,7 +12,7 @@ import pytest
 from kanawa.errors import CompositionError, UsageError
 from kanawa_parallel.plan import command as verb
 from kanawa_parallel.plan.compiled.compilation import compile_program
-from kanawa_parallel.plan.programs.compositions import compositions
+from kanawa_parallel.plan.programs.request import PlanRequest
 from xla_options import xla_flags
 
 
@@ -59,7 +59,7 @@ def test_a_target_that_fails_leaves_the_others_plans(job, tmp_path, monkeypatch)
 
 def test_what_is_wrong_with_any_target_is_said_of_all_before_anything_compiles(job):
     with pytest.raises(CompositionError) as refused:
-        compositions("plan-job", ["bx-4", "box-5", "box-12"], [], ["batch_size=6"])
+        PlanRequest("plan-job", [], ["batch_size=6"]).composed(["bx-4", "box-5", "box-12"])
     problems = "\n".join(refused.value.problems)
     assert "--on bx-4: unknown device 'bx' in target 'bx-4'; did you mean 'box'" in problems
     assert "--on box-5" in problems and "batch_size" in problems and "fsdp=5" in problems
@@ -112,7 +112,7 @@ def test_a_single_chip_is_compiled_for_itself_and_not_for_this_process(job, monk
             return Alone.devices() if target.device.name == "box" else None
 
     host().register(Backend(), "one-device")
-    (composition,) = compositions("plan-job", ["box-1"], [], [])
+    (composition,) = PlanRequest("plan-job").composed(["box-1"])
     compilation = compile_program(composition, "train_step")
     assert list(compilation.devices) == Alone.devices()
     shardings = jax.tree.leaves(compilation.executable.input_shardings)

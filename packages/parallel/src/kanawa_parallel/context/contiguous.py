@@ -11,11 +11,13 @@ from kanawa.kernels.operation import Operands
 from kanawa_parallel.context.layout import (
     Gradients,
     Kernels,
-    Layout,
+    PartsOfOneShard,
+    Result,
     Saved,
     attend,
     block_problem,
     differentiate,
+    is_own,
 )
 
 #: Conditions that mean the same for positions counted from any start.
@@ -23,8 +25,8 @@ _SHIFTLESS = frozenset({"causal", "window", "segments"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Contiguous(Layout):
-    """Later shards have more to do under a causal mask: see ZigZag."""
+class Contiguous(PartsOfOneShard):
+    """Later shards have more to do under a causal mask: see ZigZag, which has the same methods."""
 
     @property
     def steps(self) -> int:
@@ -54,29 +56,29 @@ class Contiguous(Layout):
         return blocks
 
     def arrange(self, x: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
-        """Returns `x`."""
+        """Returns this order's part of an array that holds part i of the sequence along `axis`: the same."""
         del axis, axes
         return x
 
     restore = arrange
 
-    def forward(self, t: Any, index: jax.Array, operands: Operands, kernels: Kernels) -> tuple[jax.Array, jax.Array]:
+    def forward(self, t: Any, index: jax.Array, operands: Operands, kernels: Kernels) -> Result:
         """Returns the block's result; nothing where the mask hides the whole block."""
-        role = self._role(t)
+        role = "own" if is_own(t) else "other"
         problem = self.blocks()[role]
 
-        def block() -> tuple[jax.Array, jax.Array]:
+        def block() -> Result:
             return attend(kernels[role], problem, self._operands(problem, operands, t, index))
 
         if role == "own" or not self._ordered:
             return block()
         # Step t brings shard index - t, which has wrapped round to a later part where t > index.
-        result: tuple[jax.Array, jax.Array] = jax.lax.cond(t <= index, block, self.nothing)
+        result: Result = jax.lax.cond(t <= index, block, self.nothing)
         return result
 
     def backward(self, t: Any, index: jax.Array, operands: Operands, saved: Saved, kernels: Kernels) -> Gradients:
         """Returns the block's cotangents."""
-        role = self._role(t)
+        role = "own" if is_own(t) else "other"
         problem = self.blocks()[role]
 
         def block() -> Gradients:
@@ -86,10 +88,6 @@ class Contiguous(Layout):
             return block()
         cotangents: Gradients = jax.lax.cond(t <= index, block, lambda: self.no_gradients(operands))
         return cotangents
-
-    def _role(self, t: Any) -> str:
-        # The own block stands outside of the loop, so there t is a Python 0; in the loop it is traced and never 0.
-        return "own" if isinstance(t, int) and t == 0 else "other"
 
     def _operands(self, problem: AttentionProblem, operands: Operands, t: Any, index: jax.Array) -> Operands:
         """Returns the block's operands, with the positions of both parts where the problem has them."""

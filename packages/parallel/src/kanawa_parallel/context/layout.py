@@ -1,10 +1,9 @@
-"""Layout: which part of a sequence a shard holds, and what one step of attention over the parts computes.
+"""What the orders in which shards hold a sequence share: one step of attention over its parts.
 
 Legend: n shards, index i of this one; at step t it meets the keys of shard s = (i - t) mod n. B rows, L queries or
 keys of one shard, H heads, D widths. Sums are fp32.
 """
 
-import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +13,12 @@ import jax.numpy as jnp
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
 
-#: Operands that belong to queries, and those that travel with keys.
-QUERIES = ("q", "q_positions", "q_segment_ids")
+#: Operands that travel with keys.
 KEYS = ("k", "v", "kv_positions", "kv_segment_ids")
 
 Kernels = Mapping[str, Kernel]
+#: (out fp32, log-sum-exp) of one block.
+Result = tuple[jax.Array, jax.Array]
 #: fp32 cotangents of q, k and v of one block.
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -33,38 +33,13 @@ class Saved:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout(abc.ABC):
+class PartsOfOneShard:
     """Static. `problem` is one shard's: its L queries and L keys under the mask of the whole sequence."""
 
     problem: AttentionProblem
     shards: int
 
-    @property
-    @abc.abstractmethod
-    def steps(self) -> int:
-        """How many other shards' keys a shard has to meet, the nearest before it first."""
-
-    @abc.abstractmethod
-    def blocks(self) -> dict[str, AttentionProblem]:
-        """Returns the problems of blocks, by role."""
-
-    @abc.abstractmethod
-    def arrange(self, x: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
-        """Returns this layout's part of an array that holds part i of the sequence along `axis`."""
-
-    @abc.abstractmethod
-    def restore(self, x: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
-        """Undoes `arrange`."""
-
-    @abc.abstractmethod
-    def forward(self, t: Any, index: jax.Array, operands: Operands, kernels: Kernels) -> tuple[jax.Array, jax.Array]:
-        """Returns (out fp32, log-sum-exp) of the queries over the keys met at step `t`, a Python 0 for the own ones."""
-
-    @abc.abstractmethod
-    def backward(self, t: Any, index: jax.Array, operands: Operands, saved: Saved, kernels: Kernels) -> Gradients:
-        """Returns the cotangents of queries and keys from step `t`; `saved.lse` is over all keys."""
-
-    def nothing(self) -> tuple[jax.Array, jax.Array]:
+    def nothing(self) -> Result:
         """Returns the (out, log-sum-exp) of queries that saw no key."""
         p = self.problem
         rows = (p.batch, p.q_length, p.num_heads, p.v_head_dim)
@@ -76,12 +51,17 @@ class Layout(abc.ABC):
         return dq, dk, dv
 
 
-def block_problem(problem: AttentionProblem, **changes: Any) -> AttentionProblem:
+def is_own(t: Any) -> bool:
+    """Returns whether step `t` meets a shard's own keys: outside of the loop, so that it is a Python 0."""
+    return isinstance(t, int) and t == 0
+
+
+def block_problem(problem: AttentionProblem) -> AttentionProblem:
     """Returns one block's problem: sinks join after all blocks are merged."""
-    return dataclasses.replace(problem, has_sinks=False, **changes)
+    return dataclasses.replace(problem, has_sinks=False)
 
 
-def attend(kernel: Kernel, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+def attend(kernel: Kernel, problem: AttentionProblem, operands: Operands) -> Result:
     """Returns (out fp32, log-sum-exp) of one block by its kernel."""
     out, lse = kernel.forward(problem, operands)
     return out.astype(jnp.float32), lse

@@ -1,6 +1,8 @@
-"""How other shards' keys reach a shard, and how their gradients get home: around a ring, or all at once."""
+"""How other shards' keys reach a shard, and how their gradients get home: around a ring, or all at once.
 
-import abc
+At step t, shard i has the keys of shard (i - t) mod `shards`, along mesh `axes`.
+"""
+
 import dataclasses
 from typing import Any
 
@@ -11,45 +13,16 @@ Arrays = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Travel(abc.ABC):
-    """Static. At step t, shard i has the keys of shard (i - t) mod `shards`, along mesh `axes`."""
-
-    shards: int
-    axes: tuple[str, ...]
-
-    @abc.abstractmethod
-    def depart(self, keys: Arrays) -> Any:
-        """Returns the state from which step 1 reads."""
-
-    @abc.abstractmethod
-    def read(self, state: Any, t: Any, index: jax.Array) -> Arrays:
-        """Returns the keys of step `t`."""
-
-    @abc.abstractmethod
-    def advance(self, state: Any) -> Any:
-        """Returns the state of the next step; independent of what is computed now, so that both overlap."""
-
-    @abc.abstractmethod
-    def collect(self, own: Arrays, index: jax.Array) -> Any:
-        """Returns the collected gradients after step 0: a shard's own, for its own keys."""
-
-    @abc.abstractmethod
-    def add(self, collected: Any, grads: Arrays, t: Any, index: jax.Array) -> Any:
-        """Returns `collected` with the gradients of the keys met at step `t` added."""
-
-    @abc.abstractmethod
-    def bring_home(self, collected: Any, steps: int) -> Arrays:
-        """Returns the whole gradient of a shard's own keys, after `steps` steps."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Ring(Travel):
+class Ring:
     """Keys hop to the next shard each step, and their gradients one step behind them (Liu et al. 2023,
     arXiv:2310.01889): a shard never holds more than two parts.
     """
 
+    shards: int
+    axes: tuple[str, ...]
+
     def depart(self, keys: Arrays) -> Arrays:
-        """Returns the previous shard's keys."""
+        """Returns the state from which step 1 reads: the previous shard's keys."""
         return self._hop(keys, 1)
 
     def read(self, state: Arrays, t: Any, index: jax.Array) -> Arrays:
@@ -58,23 +31,23 @@ class Ring(Travel):
         return state
 
     def advance(self, state: Arrays) -> Arrays:
-        """Returns what the previous shard has now."""
+        """Returns the next step's state, independent of what is computed now, so that both overlap."""
         return self._hop(state, 1)
 
     def collect(self, own: Arrays, index: jax.Array) -> Arrays:
-        """Returns the gradients as they are."""
+        """Returns the collected gradients after step 0: the shard's own."""
         del index
         return own
 
     def add(self, collected: Arrays, grads: Arrays, t: Any, index: jax.Array) -> Arrays:
-        """Returns the sum that follows the keys now at hand."""
+        """Returns `collected` with the gradients of the keys met at step `t` added."""
         del t, index
         # The sum travels one step behind its keys: it arrives where they are now, just as their next gradient is ready.
         arrived = self._hop(collected, 1)
         return {name: arrived[name] + grad for name, grad in grads.items()}
 
     def bring_home(self, collected: Arrays, steps: int) -> Arrays:
-        """Returns the sums, sent back over all steps at once."""
+        """Returns the whole gradient of a shard's own keys: the sums, sent back over all steps at once."""
         return self._hop(collected, -steps) if steps else collected
 
     def _hop(self, arrays: Arrays, by: int) -> Arrays:
@@ -83,8 +56,11 @@ class Ring(Travel):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gather(Travel):
+class Gather:
     """Every shard gathers all keys, in the forward pass and again in the backward (Llama 3, section 3.3.2)."""
+
+    shards: int
+    axes: tuple[str, ...]
 
     def depart(self, keys: Arrays) -> Arrays:
         """Returns the keys of all shards: [shards, …]."""

@@ -16,11 +16,13 @@ from kanawa.kernels.operation import Operands
 from kanawa_parallel.context.layout import (
     Gradients,
     Kernels,
-    Layout,
+    PartsOfOneShard,
+    Result,
     Saved,
     attend,
     block_problem,
     differentiate,
+    is_own,
 )
 
 _Pairs = list[tuple[int, int]]
@@ -35,7 +37,7 @@ def balances(problem: AttentionProblem) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class ZigZag(Layout):
+class ZigZag(PartsOfOneShard):
     """Own keys: causal over both halves. Keys of an earlier shard: all queries see its early half. Of a later one:
     the late queries see both halves.
     """
@@ -76,16 +78,16 @@ class ZigZag(Layout):
         parts = [jax.lax.ppermute(half, axes, pairs) for half, pairs in zip((even, odd), back, strict=True)]
         return jnp.concatenate(parts, axis)
 
-    def forward(self, t: Any, index: jax.Array, operands: Operands, kernels: Kernels) -> tuple[jax.Array, jax.Array]:
+    def forward(self, t: Any, index: jax.Array, operands: Operands, kernels: Kernels) -> Result:
         """Returns the block's result."""
         blocks = self.blocks()
-        if isinstance(t, int) and t == 0:
+        if is_own(t):
             return attend(kernels["own"], blocks["own"], operands)
 
-        def early_keys() -> tuple[jax.Array, jax.Array]:
+        def early_keys() -> Result:
             return attend(kernels["early_keys"], blocks["early_keys"], _early_keys(operands, blocks["early_keys"]))
 
-        def late_queries() -> tuple[jax.Array, jax.Array]:
+        def late_queries() -> Result:
             problem = blocks["late_queries"]
             out, lse = attend(kernels["late_queries"], problem, _late_queries(operands, problem))
             # The early half saw nothing in this block: out 0 and log-sum-exp -inf, which merging passes over.
@@ -94,13 +96,13 @@ class ZigZag(Layout):
 
         # Both branches are half a block's work, so that shards on either side take the same time: that is the point of
         # the order.
-        result: tuple[jax.Array, jax.Array] = jax.lax.cond(t <= index, early_keys, late_queries)
+        result: Result = jax.lax.cond(t <= index, early_keys, late_queries)
         return result
 
     def backward(self, t: Any, index: jax.Array, operands: Operands, saved: Saved, kernels: Kernels) -> Gradients:
         """Returns the block's cotangents."""
         blocks = self.blocks()
-        if isinstance(t, int) and t == 0:
+        if is_own(t):
             return differentiate(kernels["own"], blocks["own"], operands, saved)
 
         def early_keys() -> Gradients:

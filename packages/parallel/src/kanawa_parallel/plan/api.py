@@ -1,12 +1,10 @@
 """`kn.plan`: plans as records, for callers whose JAX must stay as it is."""
 
-import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from kanawa.api.experiment import Experiment
 from kanawa.config import to_json
@@ -14,13 +12,12 @@ from kanawa.errors import KanawaError
 from kanawa.status import stage, stages_shown
 
 from kanawa_parallel.plan.programs.decode import DECODE
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.report.prices import prices_for
 from kanawa_parallel.plan.report.report import Report
 from kanawa_parallel.plan.serving_room import render_room
 from kanawa_parallel.plan.show.render import render
 from kanawa_parallel.plan.targets.plan import finished_report, plan_target
-from kanawa_parallel.plan.targets.process import plan_in_process
-from kanawa_parallel.plan.targets.request import PlanRequest
 
 
 class Plan(Report):
@@ -59,11 +56,11 @@ def plan(
             flags = [] if suggestions else ["--no-suggestions"]
             flags += [] if prices is None else ["--prices", str(prices)]
             reports = [_compiled(request, each.required_target().selector, flags) for each in compositions]
-    return [Plan(**{**_fields(report), "experiment": asked.name}) for report in reports]
+    return [Plan(**vars(report) | {"experiment": asked.name}) for report in reports]
 
 
 def _compiled(request: PlanRequest, target: str, flags: Sequence[str]) -> Report:
-    record = plan_in_process(request, target, flags=flags)
+    record = request.planned_apart(target, flags=flags)
     if "error" in record:
         raise KanawaError(record["error"])
     return Report.from_json(record)
@@ -80,7 +77,3 @@ def _request(asked: Experiment, program: str) -> Iterator[PlanRequest]:
         file = Path(folder, "config.json")
         file.write_text(json.dumps(to_json(asked.for_target(None).config)), encoding="utf-8")
         yield PlanRequest(str(file), program=program)
-
-
-def _fields(report: Report) -> dict[str, Any]:
-    return {field.name: getattr(report, field.name) for field in dataclasses.fields(Report)}

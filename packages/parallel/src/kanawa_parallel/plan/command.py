@@ -84,10 +84,9 @@ def _run(args: argparse.Namespace) -> int:
     _refuse_early(args)
     # Before the imports below: the first of them that asks JAX for a device starts all its platforms.
     _keep_off_accelerators()
-    from kanawa_parallel.plan.programs.compositions import missing_compilers
     from kanawa_parallel.plan.programs.decode import DECODE
+    from kanawa_parallel.plan.programs.request import PlanRequest, missing_compilers
     from kanawa_parallel.plan.report.prices import prices_for
-    from kanawa_parallel.plan.targets.request import PlanRequest
 
     program = DECODE if args.serve else "train_step"
     request = PlanRequest(args.experiment, tuple(args.modify), tuple(args.set), args.data, program)
@@ -143,14 +142,13 @@ def _planned(args: argparse.Namespace, request: Any, composition: Any, prices: A
 
 def _planned_apart(args: argparse.Namespace, request: Any, target: str) -> dict[str, Any]:
     """Returns one target's plan, made in a process of its own with this command's flags."""
-    from kanawa_parallel.plan.targets.process import plan_in_process
 
     flags = ["--no-suggestions"] if args.no_suggestions else []
     for name in ("prices", "dump", "save"):
         flags += [f"--{name}", str(getattr(args, name))] if getattr(args, name) is not None else []
     if args.picture is not None:
         flags += ["--picture", str(args.picture.with_name(f"{args.picture.stem}-{target}{args.picture.suffix}"))]
-    return plan_in_process(request, target, flags=flags)
+    return request.planned_apart(target, flags=flags)
 
 
 def _write(args: argparse.Namespace, plans: list[dict[str, Any]]) -> None:

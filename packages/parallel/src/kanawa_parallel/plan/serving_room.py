@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from kanawa.arrays.shardings import abstract_params
 from kanawa.arrays.spec import ParamSpec
 from kanawa.composition.environment import environment
@@ -18,6 +17,7 @@ from kanawa.contracts import CausalLM
 from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 
+from kanawa_parallel.plan.memory.arguments import local_bytes
 from kanawa_parallel.plan.programs.decode import cast_spec, placed
 from kanawa_parallel.plan.report.units import format_bytes, format_count, format_seconds
 from kanawa_parallel.plan.show.render import format_table
@@ -77,14 +77,15 @@ def serving_room(composition: Composition) -> Room:
     plan, mesh = where.plan, where.mesh
     dtype, devices, device = plan.precision.compute, target.jax_devices, target.device
     stored = abstract_params(param_specs(model), plan.param_rules, mesh)
-    weights = _local_bytes(jax.tree.map(lambda leaf: cast_spec(leaf, dtype), stored))
+    weights = sum(local_bytes(cast_spec(leaf, dtype)) for leaf in jax.tree.leaves(stored))
 
     def cache(length: int) -> float:
         spec = model.cache_spec(devices, length, dtype)
         leaves = jax.tree.leaves(spec, is_leaf=lambda node: isinstance(node, ParamSpec))
         rules = plan.activation_rules
         # As many rows as devices: those that batches are spread over get their share whatever the mesh is.
-        return _local_bytes([placed(one.shape, one.axes, one.dtype, rules, mesh, "cache") for one in leaves]) / devices
+        held = (placed(one.shape, one.axes, one.dtype, rules, mesh, "cache") for one in leaves)
+        return sum(map(local_bytes, held)) / devices
 
     # A ring or a state stops growing: between these lengths what grows does so evenly.
     short, long = CONTEXTS[-1], 2 * CONTEXTS[-1]
@@ -131,11 +132,3 @@ def render_room(room: dict[str, Any]) -> str:
         return f"{head} nothing fits; shard the weights over more devices"
     return head + format_table("decoding", ("context", "batch", "step", "tokens/s", "binds"), rows)
 
-
-def _local_bytes(tree: Any) -> int:
-    """Returns what one device holds of abstract arrays."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-        total += math.prod(shape) * jnp.dtype(leaf.dtype).itemsize
-    return total

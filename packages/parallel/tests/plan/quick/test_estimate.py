@@ -4,7 +4,7 @@ import jax
 import pytest
 from kanawa.errors import UsageError
 from kanawa_parallel.plan import command as verb
-from kanawa_parallel.plan.programs.compositions import compositions
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.show.render import render
 
@@ -12,7 +12,7 @@ MESHES = ["box-1", "box-2", "box-4"]
 
 
 def quick(target, *modifiers, program="train_step"):
-    (composition,) = compositions("plan-job", [target], modifiers, [])
+    (composition,) = PlanRequest("plan-job", modifiers, []).composed([target])
     return quick_report(composition, program)
 
 

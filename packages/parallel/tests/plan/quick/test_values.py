@@ -4,7 +4,7 @@ import pytest
 from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.compiled.values import with_values
 from kanawa_parallel.plan.memory.liveness import find_peak
-from kanawa_parallel.plan.programs.compositions import compositions
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.read.attribution import UNNAMED
 
@@ -22,7 +22,7 @@ def test_named_and_unnamed_add_up_and_little_is_unnamed(planned, job, policy):
 
 
 def test_a_quick_plans_values_are_all_its_temporaries_and_stacked_ones_bear_their_layers_names(job):
-    (composition,) = compositions("plan-job", ["box-2"], ["remat:policy=none"], ["batch_size=96"])
+    (composition,) = PlanRequest("plan-job", ["remat:policy=none"], ["batch_size=96"]).composed(["box-2"])
     report = quick_report(composition, "train_step")
     assert sum(row.bytes for row in report.held) == pytest.approx(report.memory["temporaries"], abs=len(report.held))
     saved = [row for row in report.held if "saved for each layer" in row.value]

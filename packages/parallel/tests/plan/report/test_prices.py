@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from kanawa.errors import UsageError
-from kanawa_parallel.plan.programs.compositions import compositions
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.report.prices import Prices, prices_for, read_prices
 
@@ -47,12 +47,12 @@ def test_a_missing_device_names_near_ones(tmp_path, job):
     path = tmp_path / "p.toml"
     path.write_text("bx = 1")
     with pytest.raises(UsageError, match="no price for 'box'; did you mean 'bx'"):
-        prices_for(path, compositions("plan-job", ["box-2"], [], []))
+        prices_for(path, PlanRequest("plan-job").composed(["box-2"]))
 
 
 def test_a_thousand_chips_for_an_hour(job):
     """1000 chips at 2 an hour cost 2000; at a million tokens a second that is 3600 million tokens."""
-    (composition,) = compositions("plan-job", ["box-2"], [], [])
+    (composition,) = PlanRequest("plan-job").composed(["box-2"])
     report = dataclasses.replace(
         quick_report(composition, "train_step"), chips=1000, tokens_per_step=1_000_000, step_seconds_by={"compute": 1.0}
     )

@@ -8,12 +8,10 @@ import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import UsageError
 from kanawa_parallel.plan import command as verb
-from kanawa_parallel.plan.programs.compositions import compositions
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.search.evaluate import Outcome
 from kanawa_parallel.plan.search.search import Search, search
 from kanawa_parallel.plan.search.space import Candidate, fixed_choices, meshes
-from kanawa_parallel.plan.search.verify import verify
-from kanawa_parallel.plan.targets.request import PlanRequest
 
 
 def arguments(*words):
@@ -27,7 +25,7 @@ def report(job):
     """A quick plan, to be varied."""
     from kanawa_parallel.plan.quick.estimate import quick_report
 
-    return quick_report(compositions("plan-job", ["box-2"], [], [])[0], "train_step")
+    return quick_report(PlanRequest("plan-job").composed(["box-2"])[0], "train_step")
 
 
 def outcome(report, seconds, memory, *mesh):
@@ -45,7 +43,7 @@ def test_a_search_finds_at_least_what_the_rule_chose_and_train_takes_its_winner(
     assert result["winner"]["command"].startswith("kanawa train plan-job --on box-4")
     reasons = [each["reason"] for each in result["candidates"] if not each["fits"]]
     assert all(reason.startswith(("refused: ", "does not fit: ", "may not fit: ")) for reason in reasons)
-    (again,) = compositions("plan-job", ["box-4"], winner["modifiers"], [])
+    (again,) = PlanRequest("plan-job", winner["modifiers"], []).composed(["box-4"])
     assert again.config.execution.mesh is not None
 
 
@@ -80,7 +78,7 @@ def test_one_that_the_compiler_refuses_makes_way_for_the_next(report):
         fits, seconds = plans[each.seconds]
         return {"compiled": True, "fits": fits, "step_seconds": seconds, "memory_per_device_bytes": 500}
 
-    verify(result, 1, compiled)
+    result.verify(1, compiled)
     best = result.ranked()[0]
     assert best.candidate is candidates[1].candidate and best.seconds == 2.5
     # The rule's own is compiled beside it, so that like is compared with like.
@@ -89,12 +87,12 @@ def test_one_that_the_compiler_refuses_makes_way_for_the_next(report):
 
 def test_a_missing_compiler_is_said_and_stops_nothing(report):
     result = Search([outcome(report, 1.0, 500)], {})
-    verify(result, 2, lambda each: {"error": "planning failed\nno compiler here"})
+    result.verify(2, lambda each: {"error": "planning failed\nno compiler here"})
     assert result.ranked()[0].unverified == "not compiled: no compiler here"
 
 
 def test_meshes_fill_the_devices_and_keep_what_is_fixed(job):
-    model = compositions("plan-job", ["box-4"], [], [])[0].workload().model
+    model = PlanRequest("plan-job").composed(["box-4"])[0].workload().model
     every = meshes(parse_target("box-4"), model, {})
     assert (("data", 2), ("fsdp", 2)) in every and (("tensor", 4),) in every and len(every) == len(set(every)) == 6
     assert meshes(parse_target("box-4"), model, {"tensor": "2"}) == [

@@ -3,10 +3,9 @@
 import dataclasses
 
 import pytest
-from kanawa_parallel.plan.programs.compositions import compositions
 from kanawa_parallel.plan.programs.decode import DECODE
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.targets.plan import plan_target
-from kanawa_parallel.plan.targets.request import PlanRequest
 from kanawa_parallel.plan.targets.suggest import candidates, suggestions
 
 
@@ -55,7 +54,7 @@ def test_what_is_offered_was_compiled_and_fits(planned):
     assert offered
     for suggestion in offered[:2]:
         modifiers = [part for part in suggestion.change.split("--modify ") if part]
-        (changed,) = compositions("plan-job", ["tight-4"], [m.strip() for m in modifiers], ["batch_size=96"])
+        (changed,) = PlanRequest("plan-job", [m.strip() for m in modifiers], ["batch_size=96"]).composed(["tight-4"])
         again = plan_target(changed).report
         assert again.memory_per_device_bytes == suggestion.memory_per_device_bytes
         assert again.fits == suggestion.fits == (again.memory_per_device_bytes <= report.memory_limit_bytes)

@@ -7,15 +7,13 @@ from typing import Any
 from kanawa.composition.target import parse_target
 from kanawa.errors import UsageError
 
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.report.prices import Prices
 from kanawa_parallel.plan.report.report import Report
 from kanawa_parallel.plan.search.evaluate import Outcome
 from kanawa_parallel.plan.search.search import search
 from kanawa_parallel.plan.search.show import command_line, outcome_json, render_search, search_json
 from kanawa_parallel.plan.search.space import fixed_choices
-from kanawa_parallel.plan.search.verify import verify
-from kanawa_parallel.plan.targets.process import plan_in_process
-from kanawa_parallel.plan.targets.request import PlanRequest
 
 _NOT_HERE = ("serve", "picture", "save", "dump", "quick")
 #: The defaults of `--verify` and `--budget`.
@@ -33,7 +31,7 @@ def run_search(args: argparse.Namespace, request: PlanRequest, targets: list[str
         return report if prices is None else prices.priced(report, parse_target(report.target).device.name)
 
     result = search(request, targets, fixed, budget, with_cost)
-    verify(result, count, lambda outcome: _compiled(request, outcome))
+    result.verify(count, lambda outcome: _compiled(request, outcome))
     ranked = result.ranked()
     if args.write is not None and ranked:
         winner = outcome_json(ranked[0]) | {"experiment": args.experiment, "overrides": list(args.set)}
@@ -64,4 +62,4 @@ def _limits(args: argparse.Namespace) -> tuple[int, float]:
 
 def _compiled(request: PlanRequest, outcome: Outcome) -> dict[str, Any]:
     candidate = outcome.candidate
-    return plan_in_process(request, candidate.target, candidate.modifiers, ["--no-suggestions"])
+    return request.planned_apart(candidate.target, candidate.modifiers, ["--no-suggestions"])

@@ -5,11 +5,11 @@ from typing import Any
 
 from kanawa.errors import CompositionError, KanawaError
 
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.report.report import Report
 from kanawa_parallel.plan.report.units import format_bytes
 from kanawa_parallel.plan.search.space import Candidate
-from kanawa_parallel.plan.targets.request import PlanRequest
 
 #: A compiled plan may need this much more memory than a quick one: one that isn't verified must have that room.
 ROOM = 1.1

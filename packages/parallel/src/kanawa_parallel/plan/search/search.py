@@ -1,9 +1,13 @@
-"""The search: every mesh first, then policies for the best of them, then microbatches; each judged by a quick plan."""
+"""The search: every mesh first, then policies for the best of them, then microbatches; each judged by a quick plan.
+
+The best are verified under the compiler.
+"""
 
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 from kanawa.composition.environment import environment
@@ -13,14 +17,16 @@ from kanawa.composition.target import parse_target
 from kanawa.status import stage
 
 from kanawa_parallel.passes import batch_cuts
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.report.report import Report
 from kanawa_parallel.plan.report.units import format_bytes
 from kanawa_parallel.plan.search.evaluate import Outcome, evaluate
 from kanawa_parallel.plan.search.space import Candidate, meshes, policies, splits
-from kanawa_parallel.plan.targets.request import PlanRequest
 
 #: How many of a round's best are varied in the next; half of them may not fit yet.
 _KEPT = 4
+#: Plans an outcome's candidate in a process of its own.
+Compile = Callable[[Outcome], dict[str, Any]]
 
 
 @dataclasses.dataclass
@@ -56,12 +62,40 @@ class Search:
         shares = [(each.memory_bytes / each.report.memory_limit_bytes, each) for each in self.outcomes if each.report]
         return min(shares, key=lambda pair: pair[0], default=(0.0, None))[1]
 
-    def replace(self, old: Outcome, new: Outcome) -> None:
-        """Replaces an estimated outcome by the verified one."""
+    def verify(self, count: int, compiled: Compile) -> None:
+        """Compiles the best candidates until `count` are known to fit, and the rule's own beside them, for comparison.
+
+        If one doesn't fit, the next is tried; at most twice `count` are.
+        """
+        tried = good = 0
+        while good < count and tried < 2 * count:
+            following = next((each for each in self.ranked() if each.compiled is None and not each.unverified), None)
+            if following is None:
+                return
+            outcome = self._verified(following, compiled)
+            tried += 1
+            good += outcome.compiled is not None and outcome.fits
+        best = next(iter(self.ranked()), None)
+        rule = None if best is None else self.by_rule.get(best.candidate.target)
+        if count and rule is not None and rule.report is not None and rule.compiled is None and not rule.unverified:
+            self._verified(rule, compiled)
+
+    def _verified(self, old: Outcome, compiled: Compile) -> Outcome:
+        """Replaces an estimated outcome by the compiled one."""
+        with stage(f"compiling for {old.candidate.target}: {' '.join(old.candidate.modifiers) or 'by its rule'}"):
+            plan = compiled(old)
+        if "error" in plan:
+            changes: dict[str, Any] = {"unverified": f"not compiled: {plan['error'].strip().splitlines()[-1][:120]}"}
+        elif not plan["compiled"]:
+            changes = {"unverified": "not compiled: no public compiler"}
+        else:
+            changes = {"compiled": plan}
+        new = dataclasses.replace(old, **changes)
         self.outcomes[self.outcomes.index(old)] = new
         for target, outcome in self.by_rule.items():
             if outcome is old:
                 self.by_rule[target] = new
+        return new
 
 
 def search(

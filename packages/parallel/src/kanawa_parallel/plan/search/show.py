@@ -4,11 +4,11 @@ import shlex
 from collections import Counter
 from typing import Any
 
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.report.units import format_bytes, format_seconds
 from kanawa_parallel.plan.search.evaluate import Outcome
 from kanawa_parallel.plan.search.search import Search
 from kanawa_parallel.plan.show.render import format_table
-from kanawa_parallel.plan.targets.request import PlanRequest
 
 #: How many kinds of reasons are listed; and the gain below which none is reported: it rounds to 0.0 %.
 _REASONS, _LEAST_GAIN = 8, 0.0005

@@ -10,9 +10,9 @@ from kanawa.errors import KanawaError
 from kanawa.plugins import host
 
 from kanawa_parallel.plan.programs.decode import DECODE
+from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.report.report import Report, Suggestion
 from kanawa_parallel.plan.targets.plan import plan_target
-from kanawa_parallel.plan.targets.request import PlanRequest
 
 logger = logging.getLogger(__name__)
 

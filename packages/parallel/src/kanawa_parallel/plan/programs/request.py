@@ -1,0 +1,104 @@
+"""What is planned: an experiment with its changes, and which of its programs.
+
+Sizes that a mesh doesn't divide are found by `divisibility` while composing.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from kanawa.composition.experiment import Composition, compose
+from kanawa.errors import CompositionError, KanawaError
+from kanawa.plugins import host
+from kanawa.status import stage
+
+from kanawa_parallel.plan.programs.decode import DECODE
+
+#: Characters of a failed process's errors that are reported: compilers warn by the megabyte.
+_MAX_ERROR_CHARACTERS = 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRequest:
+    """The arguments of `plan` that say what is planned, apart from the target."""
+
+    experiment: str
+    modifiers: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    data: str | None = None
+    program: str = "train_step"
+
+    def composed(self, targets: Sequence[str], changes: Sequence[str] = ()) -> list[Composition]:
+        """Returns one composition a target, with more modifiers.
+
+        Raises CompositionError with all problems of all targets at once.
+        """
+        composed: list[Composition] = []
+        problems: list[str] = []
+        for selector in targets:
+            modifiers = [*self.modifiers, *changes]
+            try:
+                composition = compose(self.experiment, selector, modifiers, self.overrides, self.data)
+            except CompositionError as error:
+                problems += [f"--on {selector}: {problem}" for problem in error.problems]
+            except KanawaError as error:
+                notes = " ".join(getattr(error, "__notes__", ()))
+                problems.append(f"--on {selector}: {error} {notes}".rstrip())
+            else:
+                problems += _unspread(composition)
+                composed.append(composition)
+        if problems:
+            raise CompositionError(list(dict.fromkeys([*problems, *missing_compilers(composed)])))
+        return composed
+
+    def words(self, target: str, changes: Sequence[str] = ()) -> list[str]:
+        """Returns the words of a command line that say the same."""
+        words = [self.experiment, "--on", target]
+        words += [word for each in (*self.modifiers, *changes) for word in ("--modify", each)]
+        words += [word for each in self.overrides for word in ("--set", each)]
+        return words if self.data is None else [*words, "--data", self.data]
+
+    def planned_apart(self, target: str, changes: Sequence[str] = (), flags: Sequence[str] = ()) -> dict[str, Any]:
+        """Returns the JSON of one target's plan, made in a process of its own, with more modifiers and flags of `plan`.
+
+        Compilers don't free memory, and JAX can't change its device count. If the process fails, the record has
+        "error": the other targets' plans are worth having.
+        """
+        command = [sys.executable, "-m", "kanawa.cli", "plan", *self.words(target, changes), "--json", *flags]
+        command += ["--serve"] if self.program == DECODE else []
+        with tempfile.TemporaryFile("w+") as errors:
+            with stage(f"planning {self.experiment} for {target}"):
+                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+            errors.seek(0)
+            if done.returncode:
+                output = errors.read()[-_MAX_ERROR_CHARACTERS:].strip()
+                message = f"planning {self.experiment} failed (exit code {done.returncode}): {output}"
+                return {"experiment": self.experiment, "target": target, "error": message}
+        plan: dict[str, Any] = json.loads(done.stdout)
+        return plan
+
+
+def missing_compilers(composed: Sequence[Composition]) -> list[str]:
+    """Returns each backend's reason why it can't compile for a target: no compiler installed, or no such topology."""
+    problems = []
+    # The largest first: a process can't get more devices once JAX has started.
+    for target in sorted((each.required_target() for each in composed), key=lambda each: -each.jax_devices):
+        try:
+            host().collect("kanawa_topology", target=target)
+        except KanawaError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _unspread(composition: Composition) -> list[str]:
+    target, execution = composition.required_target(), composition.config.execution
+    if execution.mesh is not None or target.jax_devices == 1:
+        return []
+    return [
+        f"--on {target.selector}: execution.mesh is unset, but {target.selector} has {target.jax_devices} devices; "
+        'choose axes, such as --modify mesh:axes={"fsdp":-1}'
+    ]
