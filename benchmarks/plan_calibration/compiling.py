@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from kanawa.api.kernels import chosen_kernels
 from kanawa_parallel.plan.compiled.compilation import compile_program
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import recorded_cycles
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.report.assemble import ModelRequest, installed_versions
 from rows import Row, composed

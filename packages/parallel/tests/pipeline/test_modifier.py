@@ -59,7 +59,7 @@ def test_a_stack_without_equal_layers_is_named():
 
 
 STRANGER = """
-from kanawa_parallel.pipeline.named import PipelineParts
+from kanawa_parallel.pipeline.modifier import PipelineParts
 from kanawa_parallel.pipeline.stack import PipelinedStack
 
 def doubled(microbatches, rounds):

@@ -18,8 +18,17 @@ from kanawa.contracts.gradients import ModelLoss
 from kanawa.errors import ConfigError
 from kanawa.module import Loss, Outputs
 
-from kanawa_parallel.pipeline.rows import idle_fraction, pick_microbatch, split_rows, stage_axes
-from kanawa_parallel.pipeline.stack import PipelinedStack, by_stage, check_schedule, collect_ticks, on_stages
+from kanawa_parallel.pipeline.stack import (
+    PipelinedStack,
+    by_stage,
+    check_schedule,
+    collect_ticks,
+    idle_fraction,
+    on_stages,
+    pick_microbatch,
+    split_rows,
+    stage_axes,
+)
 
 _LAYER = "layer"
 

@@ -129,7 +129,7 @@ def _planned(args: argparse.Namespace, request: Any, composition: Any, prices: A
         if args.picture:
             args.picture.write_text(picture(composition), encoding="utf-8")
         if args.save:
-            from kanawa_parallel.plan.compiled.saved import save
+            from kanawa_parallel.plan.compiled.compilation import save
 
             save(planned.compilation, args.save)
     except KanawaError as error:
@@ -173,13 +173,14 @@ def _goodput(args: argparse.Namespace, planned: list[tuple[Any, float | None]]) 
     """Simulates a month for each target and writes it; returns 0."""
     from kanawa.cli.output import write, write_json
 
-    from kanawa_parallel.plan.goodput.command import simulated_json, simulated_text
+    from kanawa_parallel.plan.goodput.command import simulated
+    from kanawa_parallel.plan.goodput.show import as_json, render
 
+    months = [simulated(args, composition, seconds) for composition, seconds in planned]
     if args.json:
-        months = [simulated_json(args, composition, seconds) for composition, seconds in planned]
-        write_json(months if len(months) > 1 else months[0])
+        write_json([*map(as_json, months)] if len(months) > 1 else as_json(months[0]))
     else:
-        write("\n\n".join(simulated_text(args, composition, seconds) for composition, seconds in planned))
+        write("\n\n".join(map(render, months)))
     return 0
 
 

@@ -131,4 +131,3 @@ def render_room(room: dict[str, Any]) -> str:
     if not rows:
         return f"{head} nothing fits; shard the weights over more devices"
     return head + format_table("decoding", ("context", "batch", "step", "tokens/s", "binds"), rows)
-

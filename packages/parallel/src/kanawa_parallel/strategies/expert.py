@@ -4,7 +4,7 @@ from kanawa.arrays.rules import Rules
 from kanawa.config import Positive
 from kanawa.contracts import Distributed, Strategy
 
-from kanawa_parallel.experts.spread import ExpertsOverShards
+from kanawa_parallel.experts.exchange import ExpertsOverShards
 from kanawa_parallel.rules import BATCH
 
 

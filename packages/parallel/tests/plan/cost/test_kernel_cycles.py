@@ -7,8 +7,7 @@ from kanawa.composition.target import parse_target
 from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.masks import CAUSAL
-from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import recorded_cycles
+from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts, recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.cost.timing import Timing, call_cycles

@@ -2,7 +2,7 @@
 
 import pytest
 from kanawa_parallel.plan.compiled.compilation import compile_program
-from kanawa_parallel.plan.compiled.values import with_values
+from kanawa_parallel.plan.compiled.count import compiled_report
 from kanawa_parallel.plan.memory.liveness import find_peak
 from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.quick.estimate import quick_report
@@ -11,9 +11,9 @@ from kanawa_parallel.plan.read.attribution import UNNAMED
 
 @pytest.mark.parametrize("policy", ["full", "none"])
 def test_named_and_unnamed_add_up_and_little_is_unnamed(planned, job, policy):
-    composition, report = planned("box-2", f"remat:policy={policy}", overrides=["batch_size=96"])
+    composition, _ = planned("box-2", f"remat:policy={policy}", overrides=["batch_size=96"])
     compilation = compile_program(composition, "train_step")
-    held = with_values(report, compilation).held
+    held = compiled_report(compilation).held
     fullest = find_peak(compilation.assignment, compilation.live_ranges)
     assert sum(row.bytes for row in held) == fullest.bytes
     assert fullest.bytes == pytest.approx(fullest.reserved_bytes, rel=0.05)

@@ -1,4 +1,4 @@
-"""Compiles one program for a target that isn't here, and reads all that the compiler reports about it."""
+"""Compiles one program for a target that isn't here, reads all that the compiler reports about it, and saves it."""
 
 import contextlib
 import dataclasses
@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
-from kanawa.composition.compile_cache import without_cache
+from kanawa.composition.compile_cache import cache_in, without_cache
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import Prepared, prepare
 from kanawa.composition.target import Target
 from kanawa.contracts import Environment, Program
-from kanawa.errors import KanawaError, TargetError
+from kanawa.errors import KanawaError, TargetError, UsageError
 from kanawa.plugins import host
 from kanawa.status import stage
 
@@ -115,6 +115,19 @@ def compile_program(composition: Composition, name: str, dump: Path | None = Non
     return Compilation(
         program, prepared, lowered.kernels, memory, text, assignment, ranges, in_order, seconds, executable
     )
+
+
+def save(compilation: Compilation | None, folder: Path) -> None:
+    """Compiles once more, without the dump's options, into JAX's compilation cache in `folder`.
+
+    A run whose JAX_COMPILATION_CACHE_DIR points there waits for no compiler.
+    """
+    if compilation is None or compilation.executable is None:
+        message = "--save: there is nothing to save; the program doesn't fit, or its target has no public compiler"
+        raise UsageError(message)
+    folder.mkdir(parents=True, exist_ok=True)
+    with cache_in(str(folder.resolve())):
+        compilation.program.lower().compile()
 
 
 def _on_devices(env: Environment, devices: Sequence[jax.Device]) -> Environment:

@@ -1,5 +1,6 @@
 """From a compiled program to a report: everything counted, nothing run."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from kanawa.plugins import DeviceSpec
@@ -7,18 +8,20 @@ from kanawa.status import stage
 
 from kanawa_parallel.plan.compiled.compilation import Compilation
 from kanawa_parallel.plan.cost.calibration import calibration_for
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import recorded_cycles
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.cost.work import Seconds, axes_text
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind
 from kanawa_parallel.plan.memory.liveness import Peak, bytes_by_owner, find_peak
+from kanawa_parallel.plan.quick.buffers import Buffer
+from kanawa_parallel.plan.quick.estimate import WORKING, estimated, name_of
 from kanawa_parallel.plan.read.attribution import known_names, module_of, module_paths
 from kanawa_parallel.plan.read.hlo import parse_module
+from kanawa_parallel.plan.read.shapes import arrays, device_dtype
 from kanawa_parallel.plan.report.assemble import Counts, assemble, installed_versions
-from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.report.report import HeldRow, Report, value_rows
 from kanawa_parallel.plan.report.units import format_seconds
 
 #: The share of the gathers' seconds that has to be exposed, and of the step's, for a note to say so.
@@ -58,6 +61,7 @@ def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
         seconds=seconds,
         at_figures=Seconds() if timed is None else timed.step(),
         flops=0.0 if timing is None else timing.total_flops(),
+        held=_held(compilation, fullest, names, paths),
         exceeded=memory.exceeded,
     )
     return assemble(
@@ -90,6 +94,32 @@ def _memory(compilation: Compilation, arguments: dict[str, int], fullest: Peak) 
         "code": stated.code,
         "total": stated.total,
     }
+
+
+def _held(
+    compilation: Compilation, fullest: Peak, op_names: Mapping[str, str], paths: frozenset[str]
+) -> tuple[HeldRow, ...]:
+    """Returns the values of the fullest moment, largest first.
+
+    A loop's stacked values bear the loop's name in a compiled program. They are named after those of the traced program
+    that have as many bytes in the same dtype.
+    """
+    if not fullest.buffers or not op_names:
+        return ()
+    stacked: dict[tuple[str, int], list[Buffer]] = {}
+    for each in estimated(compilation.prepared.composition, compilation.program.name).memory.at_peak:
+        if each.stacked:
+            stacked.setdefault((each.value.dtype, round(each.bytes)), []).append(each)
+    total: Counter[tuple[str, str]] = Counter()
+    for buffer in fullest.buffers:
+        shapes = arrays(buffer.shape)
+        key = (device_dtype(shapes[0].dtype), shapes[0].bytes) if len(shapes) == 1 else ("", 0)
+        if alike := stacked.get(key):
+            total[name_of(alike.pop(0), paths)] += buffer.size
+        else:
+            owner = module_of(op_names.get(buffer.name.partition("{")[0], ""), paths)
+            total[owner, WORKING] += buffer.size
+    return value_rows(total)
 
 
 def _waiting_gathers(timing: Timing, seconds: Seconds, versions: Mapping[str, str]) -> str:

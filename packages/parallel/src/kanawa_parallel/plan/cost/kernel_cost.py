@@ -1,15 +1,21 @@
-"""The cost of fused kernels that state none: the matmuls of their calls, as their classes declare them."""
+"""The cost of fused kernels that state none: the matmuls of their calls, by their classes, and recorded cycles.
 
+Cycles are of the schedules that backends recorded of their compilers: those of the nearest recorded problem, scaled by
+matmuls.
+"""
+
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import kanawa as kn
 from kanawa.kernels.choice import KernelChoice
-from kanawa.plugins import host
+from kanawa.plugins import DeviceSpec, RecordedCycles, host
 
-from kanawa_parallel.plan.cost.kernel_cycles import Cycles
-
+#: Cycles of each call of a kernel by the call's name, one entry for each choice by its scope.
+Cycles = Mapping[str, tuple[tuple[str, float], ...]]
 #: The name scope around a kernel's work: operation, platform, kernel and a digest, `attention.any.xla~e2dd7411`.
 _SCOPE = re.compile(r"\b([a-z_]+)\.[a-z_]+\.\w+~[0-9a-f]+")
 
@@ -95,3 +101,38 @@ class KernelCosts:
             # What follows the scope is the kernel's own: its layers may be called anything.
             label = f"{label} {path.rpartition(within[0].scope)[2]}"
         return label, within or (self.costs if anywhere else ())
+
+
+def recorded_cycles(choices: Iterable[KernelChoice], device: DeviceSpec) -> Cycles:
+    """Returns the recorded cycles of kernels that make calls of their own; empty for a device without a clock."""
+    if device.clock_hz is None:
+        return {}
+    own = (choice for choice in choices if choice.kernel.split(".")[1:2] == [device.platform])
+    known = ((choice.scope, _recorded(choice, device)) for choice in own if choice.local_problem is not None)
+    return {scope: calls for scope, calls in known if calls}
+
+
+def _recorded(choice: KernelChoice, device: DeviceSpec) -> tuple[tuple[str, float], ...]:
+    rows = [row for _, table in host().collect("kanawa_recorded_cycles") for row in table]
+    rows = [row for row in rows if (row.kernel, row.device) == (choice.kernel, device.name) and row.matmul_flops]
+    flops = choice.matmul_flops
+    if not rows or not flops:
+        return ()
+    nearest = min(rows, key=lambda row: _distance(row, choice.local_problem))
+    return tuple((name, cycles * flops / nearest.matmul_flops) for name, cycles in nearest.cycles.items())
+
+
+def _distance(row: RecordedCycles, problem: Any) -> float:
+    """Returns how unlike a problem's fields are: by a factor for numbers, and as much as e for each other one."""
+    total = 0.0
+    for name, value in vars(problem).items():
+        other = row.problem.get(name)
+        if _is_count(value) and _is_count(other):
+            total += abs(math.log(value / other))
+        elif str(value) != str(other):
+            total += 1.0
+    return total
+
+
+def _is_count(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and value > 0

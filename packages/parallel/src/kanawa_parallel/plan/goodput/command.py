@@ -2,16 +2,16 @@
 
 import argparse
 import contextlib
-from typing import Any
 
 from kanawa.composition.experiment import Composition
 from kanawa.errors import KanawaError, UsageError
+from kanawa.module import Module, count_parameters
 from kanawa.status import stage
 
-from kanawa_parallel.plan.goodput.assume import Assumed, Planned, assume_scenario, read_measured
-from kanawa_parallel.plan.goodput.show import as_json, render
-from kanawa_parallel.plan.goodput.simulate import Outcome, average
-from kanawa_parallel.plan.goodput.suggest import Suggestions, suggestions
+from kanawa_parallel.plan.goodput.assume import Planned, assume_scenario, read_measured
+from kanawa_parallel.plan.goodput.show import Month
+from kanawa_parallel.plan.goodput.simulate import average
+from kanawa_parallel.plan.goodput.suggest import suggestions
 
 #: How many simulated months are averaged.
 _MONTHS = 20
@@ -35,41 +35,16 @@ def needs_plan(args: argparse.Namespace) -> bool:
     return not assumed and (args.measured is None or "step_seconds" not in read_measured(args.measured))
 
 
-def simulated(
-    args: argparse.Namespace, composition: Composition, step_seconds: float | None
-) -> tuple[Assumed, Outcome, Suggestions]:
-    """Returns the assumptions, the simulated month, and the suggestions."""
-    target = composition.target
-    if target is None:
-        message = "--goodput needs --on TARGET: failures are counted by its hosts"
-        raise UsageError(message)
-    planned = Planned(target.hosts, target.chips, step_seconds, _parameters(composition), _interval(composition))
+def simulated(args: argparse.Namespace, composition: Composition, step_seconds: float | None) -> Month:
+    """Returns the simulated month of a composition whose steps take so long, with suggestions."""
+    target = composition.required_target()
+    parameters = count_parameters(composition.model)[0] if isinstance(composition.model, Module) else 0
+    planned = Planned(target.hosts, target.chips, step_seconds, parameters, _interval(composition))
     measured = None if args.measured is None else read_measured(args.measured)
     assumed = assume_scenario(planned, args.assume, measured)
     with stage("simulating months"):
-        return assumed, average(assumed.scenario, _MONTHS), suggestions(assumed.scenario)
-
-
-def simulated_json(args: argparse.Namespace, composition: Composition, step_seconds: float | None) -> dict[str, Any]:
-    """Returns the object of `--json`."""
-    assumed, outcome, advice = simulated(args, composition, step_seconds)
-    return as_json(composition.name, _selector(composition), assumed, outcome, advice)
-
-
-def simulated_text(args: argparse.Namespace, composition: Composition, step_seconds: float | None) -> str:
-    """Returns what a person reads."""
-    assumed, outcome, advice = simulated(args, composition, step_seconds)
-    return render(composition.name, _selector(composition), assumed, outcome, advice)
-
-
-def _selector(composition: Composition) -> str:
-    return composition.target.selector if composition.target is not None else ""
-
-
-def _parameters(composition: Composition) -> int:
-    from kanawa.module import Module, count_parameters
-
-    return count_parameters(composition.model)[0] if isinstance(composition.model, Module) else 0
+        outcome, advice = average(assumed.scenario, _MONTHS), suggestions(assumed.scenario)
+    return Month(composition.name, target.selector, assumed, outcome, advice)
 
 
 def _interval(composition: Composition) -> int | None:

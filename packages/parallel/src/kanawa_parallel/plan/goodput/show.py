@@ -22,12 +22,24 @@ _MEANING = {
 }
 
 
-def as_json(name: str, target: str, assumed: Assumed, outcome: Outcome, advice: Suggestions) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Month:
+    """A simulated month: what was assumed, what became of the time, and what would lose less."""
+
+    experiment: str
+    target: str
+    assumed: Assumed
+    outcome: Outcome
+    advice: Suggestions
+
+
+def as_json(month: Month) -> dict[str, Any]:
     """Returns the object of `plan --goodput --json`."""
+    assumed, outcome, advice = month.assumed, month.outcome, month.advice
     total = sum(outcome.seconds.values())
     return {
-        "experiment": name,
-        "target": target,
+        "experiment": month.experiment,
+        "target": month.target,
         "goodput": outcome.goodput,
         "seconds": outcome.seconds,
         "shares": {category: seconds / total for category, seconds in outcome.seconds.items()},
@@ -49,12 +61,12 @@ def as_json(name: str, target: str, assumed: Assumed, outcome: Outcome, advice: 
     }
 
 
-def render(name: str, target: str, assumed: Assumed, outcome: Outcome, advice: Suggestions) -> str:
+def render(month: Month) -> str:
     """Returns the text."""
-    s = assumed.scenario
+    assumed, outcome, s = month.assumed, month.outcome, month.assumed.scenario
     total = sum(outcome.seconds.values())
     lines = [
-        f"{name} on {target}: {s.days:g} days on {s.hosts:,} host{'s' * (s.hosts != 1)}, simulated",
+        f"{month.experiment} on {month.target}: {s.days:g} days on {s.hosts:,} host{'s' * (s.hosts != 1)}, simulated",
         f"goodput {outcome.goodput:.1%}: {outcome.steps:,} steps, {outcome.failures} failures, one every "
         f"{duration_of(s.system_mtbf_seconds)}",
         "",
@@ -62,7 +74,14 @@ def render(name: str, target: str, assumed: Assumed, outcome: Outcome, advice: S
     width = max(map(len, _MEANING))
     for category, seconds in outcome.seconds.items():
         lines.append(f"  {category:{width}}  {seconds / total:7.2%}  {seconds / 3600:9.1f} h  {_MEANING[category]}")
-    lines += ["", "by", *(f"  {line}" for line in _assumptions(assumed)), "", "suggestions", *_suggested(s, advice)]
+    lines += [
+        "",
+        "by",
+        *(f"  {line}" for line in _assumptions(assumed)),
+        "",
+        "suggestions",
+        *_suggested(s, month.advice),
+    ]
     return "\n".join(lines)
 
 

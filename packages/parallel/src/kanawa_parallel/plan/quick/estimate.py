@@ -2,8 +2,9 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,8 +20,7 @@ from kanawa.plugins import DeviceSpec
 from kanawa.status import stage
 
 from kanawa_parallel.plan.cost.calibration import Choice, calibration_for
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import recorded_cycles
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind, local_bytes
@@ -29,11 +29,10 @@ from kanawa_parallel.plan.quick.buffers import Buffer, Memory
 from kanawa_parallel.plan.quick.equations import Scope, flat_scope
 from kanawa_parallel.plan.quick.layout import Layout, layout_of_spec, replicated
 from kanawa_parallel.plan.quick.roofline import Rates, Roofline
-from kanawa_parallel.plan.quick.values import estimated_values
 from kanawa_parallel.plan.quick.walk import Walked, lay_out
 from kanawa_parallel.plan.read.attribution import module_of, module_paths
 from kanawa_parallel.plan.report.assemble import Counts, assemble, installed_versions
-from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.report.report import Report, value_rows
 
 #: How far quick plans were from compiled ones; docs/results/plan-accuracy.md has the table.
 ACCURACY = (
@@ -46,6 +45,9 @@ NOTE = f"a quick estimate from the traced program, nothing was compiled: {ACCURA
 _SCHEDULED_MATMULS, _SCHEDULED_MEMORY = 0.81, 0.6
 #: How far a quick plan's time may be from the compiled one's: what its interval is widened by.
 _ROOM = 1.15
+#: What a value without a name is called: by its role.
+_STACKED, WORKING = "saved for each layer", "in use"
+K = TypeVar("K")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +75,13 @@ def quick_report(composition: Composition, name: str, note: str = NOTE) -> Repor
             kernels=estimate.kernels,
             memory=_memory(arguments, estimate),
             arguments=arguments,
-            temporaries=_by_module(held, paths),
+            temporaries=_sizes_by(held, lambda buffer: module_of(buffer.path, paths)),
             work=times.work,
             sent=times.sent,
             seconds=times.seconds,
             at_figures=dataclasses.replace(times.seconds, unestimated=times.seconds.compute),
             flops=sum(work.flops for work in times.work),
-            held=tuple(estimated_values(held, paths)),
+            held=value_rows(_sizes_by(held, lambda buffer: name_of(buffer, paths))),
         )
         return assemble(
             estimate.prepared,
@@ -176,9 +178,14 @@ def _memory(arguments: Mapping[str, int], estimate: Estimate) -> dict[str, int]:
     return {**kinds, "temporaries": temporaries, "total": sum(kinds.values()) + temporaries}
 
 
-def _by_module(at_peak: Iterable[Buffer], paths: frozenset[str]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
+def _sizes_by(at_peak: Iterable[Buffer], owner: Callable[[Buffer], K]) -> dict[K, int]:
+    sizes: Counter[K] = Counter()
     for buffer in at_peak:
-        path = module_of(buffer.path, paths)
-        sizes[path] = sizes.get(path, 0) + round(buffer.bytes)
-    return sizes
+        sizes[owner(buffer)] += round(buffer.bytes)
+    return dict(sizes)
+
+
+def name_of(buffer: Buffer, paths: frozenset[str]) -> tuple[str, str]:
+    """Returns the module that a traced value belongs to, and what it is called there."""
+    role = _STACKED if buffer.stacked else WORKING
+    return module_of(buffer.path, paths), f"{buffer.tag}, {role}" if buffer.tag else role

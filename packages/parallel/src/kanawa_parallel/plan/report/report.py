@@ -1,6 +1,7 @@
 """A plan of one target as plain data, and the JSON that machines read."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -38,6 +39,11 @@ class HeldRow:
     module: str
     value: str
     bytes: int
+
+
+def value_rows(total: Mapping[tuple[str, str], int]) -> tuple[HeldRow, ...]:
+    """Returns the rows of bytes by (module, value), largest first."""
+    return tuple(HeldRow(*key, size) for key, size in sorted(total.items(), key=lambda item: -item[1]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ from kanawa.errors import UsageError
 
 from kanawa_parallel.plan.compiled.compilation import Compilation, compile_program, compiler_devices
 from kanawa_parallel.plan.compiled.count import compiled_report
-from kanawa_parallel.plan.compiled.values import with_values
 from kanawa_parallel.plan.programs.decode import DECODE
 from kanawa_parallel.plan.quick.estimate import NOTE, quick_report
 from kanawa_parallel.plan.report.prices import Prices
@@ -44,8 +43,7 @@ def plan_target(
             raise UsageError(message)
         return PlannedTarget(quick_report(composition, program, note))
     compilation = compile_program(composition, program, dump)
-    report = with_values(compiled_report(compilation), compilation)
-    return PlannedTarget(report, compilation)
+    return PlannedTarget(compiled_report(compilation), compilation)
 
 
 def finished_report(planned: PlannedTarget, composition: Composition, prices: Prices | None) -> Report:
