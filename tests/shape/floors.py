@@ -31,7 +31,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "parallel": (
         ("_version",),
-        ("rules", "passes", "sources", "remat"),
+        ("rules", "passes", "remat"),
         ("context", "experts", "accumulate"),
         ("strategies", "divisibility"),
         ("pipeline", "modifiers"),

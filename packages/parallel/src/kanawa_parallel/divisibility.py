@@ -1,7 +1,12 @@
-"""Sizes of a config that its mesh doesn't divide, all at once, with their paths and with sizes that would fit."""
+"""Sizes of a config that its mesh doesn't divide, all at once, with their paths and with sizes that would fit.
+
+Which config field sets a parameter's size is found by changing numbers: no layer has to declare it. A number that is
+changed and with which the size changes is where the size comes from. That costs a build of the model for each number
+tried, and happens only when something doesn't fit.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import kanawa as kn
@@ -16,9 +21,17 @@ from kanawa.module import param_specs
 from kanawa.plugins import host
 
 from kanawa_parallel.passes import batch_cuts
-from kanawa_parallel.sources import Dimension, size_fields
 
 _AXES = "execution.mesh.axes"
+#: What a layer may raise that is built with a number it wasn't made for.
+_REFUSALS = (KanawaError, ValueError, TypeError, ArithmeticError, LookupError)
+
+
+class _Dimension(NamedTuple):
+    """One dimension of a parameter: its path below the model, and where it stands in its shape."""
+
+    path: str
+    position: int
 
 
 class _Cause(NamedTuple):
@@ -44,12 +57,12 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
     activations: Rules = tuple(rule for s in strategies for rule in s.activation_rules())
     problems += _unused(shape, params + activations)
     problems += _order(shape, activations)
-    parameters: dict[_Cause, list[Dimension]] = {}
+    parameters: dict[_Cause, list[_Dimension]] = {}
     for cause, dimension in _param_uses(model, params, shape):
         parameters.setdefault(cause, []).append(dimension)
     for cause, dimensions in parameters.items():
         if cause.size % _parts(cause, shape):
-            problems.append(_indivisible(cause, shape, size_fields(config, dimensions)))
+            problems.append(_indivisible(cause, shape, _size_fields(config, dimensions)))
     for cause, path in _batch_uses(config, model, activations, shape):
         if cause.size % _parts(cause, shape):
             problems.append(_indivisible(cause, shape, [path]))
@@ -100,12 +113,12 @@ def _order(shape: Mapping[str, int], activations: Rules) -> list[str]:
     return ["execution.strategies lists tensor after a context strategy, which hides its split of norms; list it first"]
 
 
-def _param_uses(model: kn.Module, rules: Rules, shape: Mapping[str, int]) -> Iterator[tuple[_Cause, Dimension]]:
+def _param_uses(model: kn.Module, rules: Rules, shape: Mapping[str, int]) -> Iterator[tuple[_Cause, _Dimension]]:
     for path, spec in flatten_paths(param_specs(model)).items():
         if isinstance(spec, ParamSpec):
             assignment = assign_param(spec.shape, spec.axes, rules, shape)
             for index, axis, size, names in _split(spec.shape, spec.axes, assignment):
-                yield _Cause(axis, size, names), Dimension(path, index)
+                yield _Cause(axis, size, names), _Dimension(path, index)
 
 
 def _batch_uses(
@@ -154,3 +167,67 @@ def _indivisible(cause: _Cause, shape: Mapping[str, int], paths: list[str]) -> s
         what = f"{shown}: {axis} is {size}, which {sizes} doesn't divide"
     choices = f"{_AXES}.{last} may be {', '.join(map(str, valid[:12]))}" if valid else f"change {', '.join(names)}"
     return f"{what}; {choices}, or make it a multiple of {parts}"
+
+
+def _size_fields(config: Workload.Config, dimensions: Sequence[_Dimension]) -> list[str]:
+    """Returns the config fields that set these dimensions, which have one size; a parameter's own path if none does."""
+    sizes = _sizes(config)
+    left, fields = list(dimensions), []
+    while left:
+        first = left[0]
+        field, changed = _source(config, first, sizes[first.path][first.position])
+        fields.append(field or f"model.{first.path}")
+        # The same number sets most of the others: their sizes have changed with it.
+        left = [d for d in left[1:] if not field or d.path not in changed or _same(d, sizes, changed)]
+    return list(dict.fromkeys(fields))
+
+
+def _source(config: Workload.Config, dimension: _Dimension, size: int) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Returns (field, all sizes once it is changed) of the nearest number that sets the dimension; "" if none does."""
+    numbers = list(_numbers(config, dimension.path))
+    # A number that equals the size is the likeliest; the sort is stable, so among equals the nearest stays first.
+    for field, value in sorted(numbers, key=lambda number: number[1] != size):
+        # Twice as much keeps what has to divide (heads by groups, widths by heads); one more serves where that is
+        # refused.
+        changed = _with(config, field, 2 * value) or _with(config, field, value + 1)
+        now = changed.get(dimension.path)
+        if now is not None and now[dimension.position : dimension.position + 1] != (size,):
+            return field, changed
+    return "", {}
+
+
+def _numbers(config: Workload.Config, path: str) -> Iterator[tuple[str, int]]:
+    """Yields (config path, value) of the whole numbers in the parameter's module and in all above it, nearest first."""
+    segments = f"model.{path}".split(".")[:-1]
+    while segments:
+        at = ".".join(segments)
+        try:
+            node = config.get(at)
+        except KanawaError:
+            node = None
+        if isinstance(node, kn.Config):
+            for field in node.fields():
+                value = getattr(node, field)
+                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                    yield f"{at}.{field}", value
+        segments.pop()
+
+
+def _with(config: Workload.Config, field: str, value: int) -> dict[str, tuple[int, ...]]:
+    """Returns the parameters' shapes with one field changed; empty where the model refuses that."""
+    try:
+        changed = config.clone()
+        changed.set_path(field, value)
+        return _sizes(changed)
+    except _REFUSALS:
+        return {}
+
+
+def _sizes(config: Workload.Config) -> dict[str, tuple[int, ...]]:
+    flat = flatten_paths(param_specs(config.model.build()))
+    return {path: spec.shape for path, spec in flat.items() if isinstance(spec, ParamSpec)}
+
+
+def _same(dimension: _Dimension, before: dict[str, tuple[int, ...]], after: dict[str, tuple[int, ...]]) -> bool:
+    old, new = before[dimension.path], after[dimension.path]
+    return old[dimension.position] == new[dimension.position] if len(old) == len(new) else False

@@ -1,7 +1,6 @@
 """How a batch passes through a workload: what cuts it into parts, and how long pipeline stages wait."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import kanawa as kn
 from kanawa.contracts import GradientStrategy, Stack
@@ -46,9 +45,4 @@ def stacks_of(model: kn.Module) -> Iterator[tuple[str, Stack]]:
 
 def _strategies(config: kn.Config) -> list[tuple[str, GradientStrategy]]:
     """Returns the gradient strategies of a workload with their config paths, wherever it keeps them."""
-    return [(path, _built(node)) for path, node in config.walk() if isinstance(node, GradientStrategy.Config)]
-
-
-def _built(node: Any) -> GradientStrategy:
-    strategy: GradientStrategy = node.build()
-    return strategy
+    return [(path, node.build()) for path, node in config.walk() if isinstance(node, GradientStrategy.Config)]

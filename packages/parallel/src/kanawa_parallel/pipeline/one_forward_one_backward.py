@@ -6,7 +6,7 @@ then one forward and one backward a tick, then backwards only. Legend: S stages,
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,8 +80,7 @@ def _pipelined(loss: LossProgram) -> tuple[ModelLoss, str, PipelinedStack]:
     return loss, name, stack
 
 
-@dataclasses.dataclass(frozen=True)
-class _Carry:
+class _Carry(NamedTuple):
     """What a tick passes on: activations, saved inputs and cotangents by stage, and summed gradients."""
 
     moving: Any
@@ -89,11 +88,6 @@ class _Carry:
     cotangents: Any
     layers: Any
     rest: Any
-
-
-jax.tree_util.register_dataclass(
-    _Carry, data_fields=["moving", "inputs", "cotangents", "layers", "rest"], meta_fields=[]
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +166,7 @@ class _Parts:
         inputs = jax.lax.dynamic_update_index_in_dim(carry.inputs, x, t % carry.inputs.shape[0], 0)
         here = jnp.arange(self.stages)
         moving, _, outputs = self.on_every_stage(self.stage)(layers, x, here, t - here)
-        return dataclasses.replace(carry, moving=on_stages(moving), inputs=inputs), (embedded, outputs)
+        return carry._replace(moving=on_stages(moving), inputs=inputs), (embedded, outputs)
 
     def backward(self, layers: Any, rest: Any, carry: _Carry, t: jax.Array, arriving: jax.Array) -> _Carry:
         """Moves every cotangent one stage back; `arriving` is the last stage's."""
@@ -203,9 +197,8 @@ class _Parts:
         _, pull = jax.vjp(lambda r: _without_outputs(self.embed(r, microbatch[0])), rest)
         # Idle ticks have a zero cotangent on both outputs, so the embedding gets nothing from them.
         (of_embed,) = pull((dx[0], works[0].astype(jnp.float32)))
-        return dataclasses.replace(
-            carry, cotangents=on_stages(dx), layers=_add(carry.layers, grads), rest=_add(carry.rest, of_embed)
-        )
+        layers, rest = _add(carry.layers, grads), _add(carry.rest, of_embed)
+        return carry._replace(cotangents=on_stages(dx), layers=layers, rest=rest)
 
     def both(self, layers: Any, rest: Any, carry: _Carry, t: jax.Array) -> tuple[_Carry, Any]:
         """Moves forward, turns the microbatch that reached the last stage round at the head, and moves back."""
@@ -215,7 +208,7 @@ class _Parts:
         # same.
         _, pull, of_head = jax.vjp(lambda r, x: self.head(r, x, finished), rest, carry.moving[-1], has_aux=True)
         grads, arriving = pull(jnp.ones((), jnp.float32))
-        carry = dataclasses.replace(carry, rest=_add(carry.rest, grads))
+        carry = carry._replace(rest=_add(carry.rest, grads))
         return self.backward(layers, rest, carry, t, arriving), (embedded, outputs, of_head)
 
     def run(self, params: Any) -> tuple[Any, Outputs]:

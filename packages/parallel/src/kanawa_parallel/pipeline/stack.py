@@ -45,11 +45,6 @@ class PipelinedStack(Stack):
         remat: RematPolicy.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(children={"layer": "layers.{}"})
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the counts."""
-            sizes = {"num_layers": self.num_layers, "microbatches": self.microbatches, "rounds": self.rounds}
-            return [f"{name} is {size}, expected at least 1" for name, size in sizes.items() if size < 1]
-
     def setup(self) -> None:
         """Declares the stacked layer, at the path every stack uses."""
         cfg = self.config

@@ -148,7 +148,8 @@ def _planned_apart(args: argparse.Namespace, request: Any, target: str) -> dict[
         flags += [f"--{name}", str(getattr(args, name))] if getattr(args, name) is not None else []
     if args.picture is not None:
         flags += ["--picture", str(args.picture.with_name(f"{args.picture.stem}-{target}{args.picture.suffix}"))]
-    return request.planned_apart(target, flags=flags)
+    plan: dict[str, Any] = request.planned_apart(target, flags=flags)
+    return plan
 
 
 def _write(args: argparse.Namespace, plans: list[dict[str, Any]]) -> None:

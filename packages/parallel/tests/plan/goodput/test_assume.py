@@ -34,10 +34,10 @@ def test_tiers_are_given_in_one_text_each():
 REFUSED = {
     "there is no 'mtbf_hour'; did you mean 'mtbf_hours'?": ["mtbf_hour=3"],
     "spares=1.5: expected a whole number": ["spares=1.5"],
-    "mtbf_hours=0.0: expected a positive number": ["mtbf_hours=0"],
+    "mtbf_hours=0.0: expected above 0, finite": ["mtbf_hours=0"],
     "mtbf_hours=many: expected a number": ["mtbf_hours=many"],
-    "host_share=1.5: expected a share from 0 to 1": ["host_share=1.5"],
-    "hosts=0: expected 1 or more": ["hosts=0"],
+    "host_share=1.5: expected at least 0, at most 1": ["host_share=1.5"],
+    "hosts=0: expected at least 1": ["hosts=0"],
     "write, restore missing; expected tier=NAME:every=STEPS,": ["tier=s3:every=3,blocking=1"],
     "there is no 'evry'; did you mean 'every'?": ["tier=s3:evry=3"],
     "survives=hosts; did you mean 'host'?": ["tier=s3:every=3,blocking=1,write=1,restore=1,survives=hosts"],

@@ -5,9 +5,8 @@ import math
 import random
 
 import pytest
-from kanawa_parallel.plan.goodput.progress import Pace
 from kanawa_parallel.plan.goodput.scenario import Scenario, Tier
-from kanawa_parallel.plan.goodput.simulate import Failure, Lived, average, simulate
+from kanawa_parallel.plan.goodput.simulate import Failure, Lived, Pace, average, simulate
 from kanawa_parallel.plan.goodput.suggest import best_intervals, daly, suggestions, young
 
 NOTHING_ELSE = dict.fromkeys(

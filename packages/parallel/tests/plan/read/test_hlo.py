@@ -1,9 +1,8 @@
 """Reading HLO text: what compilers write, kernels whose attributes hold lines of their own, and nonsense."""
 
 import pytest
-from kanawa_parallel.plan.read.hlo import parse_instruction, parse_module
+from kanawa_parallel.plan.read.hlo import arrays, parse_instruction, parse_module
 from kanawa_parallel.plan.read.loops import executions, trip_count
-from kanawa_parallel.plan.read.shapes import arrays
 
 KERNEL = """\
 HloModule made_up

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kanawa_parallel.plan.read.shapes import HOST, ArrayShape, arrays, bits, device_dtype
+from kanawa_parallel.plan.read.hlo import HOST, ArrayShape, arrays, bits, device_dtype
 
 DTYPES = {
     "f32": "float32",

@@ -144,35 +144,3 @@ def test_measured_figures_replace_the_targets(job, planned):
     busy = [report.step_seconds_by["compute"] + report.step_seconds_by["memory"] for report in (plain, slower)]
     assert busy[1] == pytest.approx(2 * busy[0])
     assert slower.flops_per_step == plain.flops_per_step
-
-
-SYNCHRONOUS = """HloModule step
-ENTRY main {
-  p = bf16[1024,1024] parameter(0)
-  w = bf16[1024,256] parameter(1)
-  g = bf16[1024,1024] all-gather(w), replica_groups={{0,1,2,3}}, dimensions={1}
-  ROOT out = bf16[1024,1024] dot(p, g), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-"""
-STARTED = SYNCHRONOUS.replace("g = bf16[1024,1024] all-gather(", "s = bf16[1024,1024] all-gather-start(").replace(
-    "  ROOT", "  g = bf16[1024,1024] all-gather-done(s)\n  ROOT"
-)
-
-
-def test_a_plan_says_where_a_compiler_leaves_its_gathers_waiting(job):
-    from kanawa_parallel.plan.compiled.count import _waiting_gathers
-    from kanawa_parallel.plan.cost.links import Links
-    from kanawa_parallel.plan.cost.machine import Machine
-    from kanawa_parallel.plan.cost.timing import Timing
-    from kanawa_parallel.plan.read.hlo import parse_module
-
-    def said(text, device):
-        timing = Timing(parse_module(text), {"fsdp": 4}, Machine(device, Links.of_devices(device, None, 4)))
-        return _waiting_gathers(timing, timing.step(), {"jax": "0.12.0.1", "libtpu": "0.0.52"})
-
-    pod = job.box("pod", platform="abacus", compiler="libtpu")
-    assert said(SYNCHRONOUS, pod).startswith("no all-gather over fsdp runs beside compute: libtpu 0.0.52 fuses none")
-    assert "a step exposed (" in said(SYNCHRONOUS, pod)
-    assert said(STARTED, pod) == ""
-    # A processor's own collectives are copies in its memory: its backend names no compiler.
-    assert said(SYNCHRONOUS, job.box("here")) == ""

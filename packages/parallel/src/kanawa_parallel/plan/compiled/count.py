@@ -12,20 +12,15 @@ from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.cost.timing import Timing
-from kanawa_parallel.plan.cost.work import Seconds, axes_text
+from kanawa_parallel.plan.cost.work import Seconds
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind
 from kanawa_parallel.plan.memory.liveness import Peak, bytes_by_owner, find_peak
 from kanawa_parallel.plan.quick.buffers import Buffer
 from kanawa_parallel.plan.quick.estimate import WORKING, estimated, name_of
 from kanawa_parallel.plan.read.attribution import known_names, module_of, module_paths
-from kanawa_parallel.plan.read.hlo import parse_module
-from kanawa_parallel.plan.read.shapes import arrays, device_dtype
+from kanawa_parallel.plan.read.hlo import arrays, device_dtype, parse_module
 from kanawa_parallel.plan.report.assemble import Counts, assemble, installed_versions
 from kanawa_parallel.plan.report.report import HeldRow, Report, value_rows
-from kanawa_parallel.plan.report.units import format_seconds
-
-#: The share of the gathers' seconds that has to be exposed, and of the step's, for a note to say so.
-_MOST_EXPOSED, _WORTH_NOTING = 0.95, 0.01
 
 
 def compiled_report(compilation: Compilation, device: DeviceSpec | None = None) -> Report:
@@ -37,9 +32,8 @@ def compiled_report(compilation: Compilation, device: DeviceSpec | None = None) 
 def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
     prepared, program, memory = compilation.prepared, compilation.program, compilation.memory
     module = parse_module(compilation.text) if compilation.text else None
-    versions = installed_versions(device)
     cycles = recorded_cycles(compilation.kernels, device)
-    choice = calibration_for(device, versions)
+    choice = calibration_for(device, installed_versions(device))
     links = Links.of_devices(device, compilation.devices, compilation.target.jax_devices)
     machine = Machine(device, links, KernelCosts.of_choices(compilation.kernels, cycles))
     timing = None if module is None else Timing(module, compilation.mesh, machine)
@@ -71,7 +65,6 @@ def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
         counts,
         choice,
         compiled=True,
-        note="" if timing is None else _waiting_gathers(timing, seconds, versions),
         arguments_error=sum(arguments.values()) / memory.arguments - 1 if memory.arguments else 0.0,
         temporaries_error=fullest.error,
         compile_seconds=compilation.seconds,
@@ -120,21 +113,3 @@ def _held(
             owner = module_of(op_names.get(buffer.name.partition("{")[0], ""), paths)
             total[owner, WORKING] += buffer.size
     return value_rows(total)
-
-
-def _waiting_gathers(timing: Timing, seconds: Seconds, versions: Mapping[str, str]) -> str:
-    """Returns a note where the compiler runs no all-gather beside compute, as others do; empty elsewhere."""
-    device = timing.device
-    # Only a backend whose compiler schedules collectives names it.
-    if not seconds.total or not device.compiler:
-        return ""
-    gathers = [(runs * item.seconds, item) for runs, item in timing.communication() if item.kind == "all-gather"]
-    waiting = sum(each for each, item in gathers if not item.starts)
-    if waiting < _MOST_EXPOSED * sum(each for each, _ in gathers) or waiting < _WORTH_NOTING * seconds.total:
-        return ""
-    axes = ", ".join(sorted({axes_text(item.axes) for _, item in gathers}))
-    compiler = f"{device.compiler} {versions.get(device.compiler, '')}".strip()
-    return (
-        f"no all-gather over {axes} runs beside compute: {compiler} fuses none of them with matmuls, which leaves "
-        f"{format_seconds(waiting)} a step exposed ({waiting / seconds.total:.1%})"
-    )

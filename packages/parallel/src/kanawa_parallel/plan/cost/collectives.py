@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.read.groups import mesh_axes, replica_groups
-from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
-from kanawa_parallel.plan.read.shapes import arrays
+from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction, arrays
 
 KINDS = (
     "all-gather",

@@ -8,8 +8,7 @@ import json
 import math
 import re
 
-from kanawa_parallel.plan.read.hlo import Computation, Instruction
-from kanawa_parallel.plan.read.shapes import ArrayShape, arrays
+from kanawa_parallel.plan.read.hlo import ArrayShape, Computation, Instruction, arrays
 
 _STATED = re.compile(r'"cost_estimate":\{[^}]*?"flops":"?(\d+)')
 _WINDOW_FIELD = re.compile(r"(\w+)=(\S+)")

@@ -16,9 +16,8 @@ from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, operation_of
 from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
 from kanawa_parallel.plan.cost.traffic import bytes_moved
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
-from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
+from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction, device_dtype
 from kanawa_parallel.plan.read.loops import executions, trip_count
-from kanawa_parallel.plan.read.shapes import device_dtype
 
 #: What may run a schedule of its own.
 _CONTROL = ("while", "conditional", "call", "async-start", "call-start")
@@ -32,8 +31,7 @@ class Timing:
     def __init__(self, module: HloModule, mesh: Mapping[str, int], machine: Machine) -> None:
         self.module, self.mesh, self.machine = module, mesh, machine
         self.device = machine.device
-        self._flops: dict[str, float] = {}
-        self._compute: dict[str, float] = {}
+        self._held: dict[str, tuple[float, float]] = {}
         # By id: hashing an instruction would hash all its text, and the module keeps it alive as long as this.
         self._collectives: dict[int, Collective | None] = {}
         self._times: dict[int, tuple[float, str]] = {}
@@ -94,7 +92,7 @@ class Timing:
             runs = self.counts[computation.name]
             for instruction in computation.instructions:
                 moved = bytes_moved(self.module, computation, instruction)
-                own = self._instruction_flops(computation, instruction)
+                own, _ = self._computing(computation, instruction)
                 seconds, _ = self._seconds_of(computation, instruction)
                 if seconds or own or moved:
                     cycles = runs * (instruction.estimated_cycles or 0)
@@ -231,9 +229,8 @@ class Timing:
         """Returns seconds of one run and what binds it."""
         if instruction.opcode in _CONTROL:
             return 0.0, "memory"
-        own = self._instruction_flops(computation, instruction)
+        own, at_peak = self._computing(computation, instruction)
         moved = bytes_moved(self.module, computation, instruction)
-        at_peak = self._at_peak(computation, instruction)
         at_bandwidth = moved / self.machine.memory_bandwidth
         bound = "compute" if at_peak >= at_bandwidth and own else "memory"
         if self.device.clock_hz and instruction.estimated_cycles is not None:
@@ -254,32 +251,19 @@ class Timing:
             return False
         return instruction.estimated_cycles is not None or self._kernel_cycles(instruction) is not None
 
-    def _instruction_flops(self, computation: Computation, instruction: Instruction) -> float:
-        """Returns the FLOPs of one run with all that a fusion holds."""
-        total = self.own_flops(computation, instruction)
-        if instruction.opcode not in _CONTROL:
-            total += sum(self._held_flops(name) for name in instruction.called)
-        return total
-
-    def _held_flops(self, name: str) -> float:
-        if name not in self._flops:
-            body = self.module.computations.get(name)
-            self._flops[name] = sum(self._instruction_flops(body, i) for i in body.instructions) if body else 0.0
-        return self._flops[name]
-
-    def _at_peak(self, computation: Computation, instruction: Instruction) -> float:
-        """Returns the seconds of one run's FLOPs at peak, with all that a fusion holds."""
+    def _computing(self, computation: Computation, instruction: Instruction) -> tuple[float, float]:
+        """Returns the FLOPs of one run, with all that a fusion holds, and their seconds at peak."""
+        own = self.own_flops(computation, instruction)
         peak = self._peak(computation, instruction) * self.machine.kernel_share(operation_of(instruction.op_name))
-        seconds = self.own_flops(computation, instruction) / peak
-        if instruction.opcode not in _CONTROL:
-            seconds += sum(self._held_at_peak(name) for name in instruction.called)
-        return seconds
+        held = [] if instruction.opcode in _CONTROL else [self._held_computing(name) for name in instruction.called]
+        return own + sum(flops for flops, _ in held), own / peak + sum(seconds for _, seconds in held)
 
-    def _held_at_peak(self, name: str) -> float:
-        if name not in self._compute:
+    def _held_computing(self, name: str) -> tuple[float, float]:
+        if name not in self._held:
             body = self.module.computations.get(name)
-            self._compute[name] = sum(self._at_peak(body, i) for i in body.instructions) if body else 0.0
-        return self._compute[name]
+            parts = [self._computing(body, i) for i in body.instructions] if body else []
+            self._held[name] = sum(flops for flops, _ in parts), sum(seconds for _, seconds in parts)
+        return self._held[name]
 
     def _peak(self, computation: Computation, instruction: Instruction) -> float:
         """Returns FLOP/s at the operands' dtypes: a result says little, because accumulators are wide in any case."""

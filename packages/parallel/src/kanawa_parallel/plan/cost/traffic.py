@@ -4,8 +4,7 @@ Operands and results, but of an array that is only sliced, the slices; of one up
 fusion computes inside stays on the chip.
 """
 
-from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
-from kanawa_parallel.plan.read.shapes import HOST
+from kanawa_parallel.plan.read.hlo import HOST, Computation, HloModule, Instruction
 
 #: Instructions that move nothing: names for what is there already, and loops, whose bodies are counted themselves.
 FREE = frozenset(

@@ -1,9 +1,9 @@
 """The inputs of a simulation: failures, step time, checkpoint tiers with their costs, and start-up times."""
 
 import dataclasses
-import math
-from typing import Literal
+from typing import Any, Literal, get_type_hints
 
+from kanawa.config.ranges import Count, Fraction, NonNegative, Positive, Range, Size
 from kanawa.errors import UsageError
 
 #: What ends an attempt: a process dies, a host is gone with its memory and disk, or a step never ends.
@@ -24,10 +24,10 @@ class Tier:
     """
 
     name: str
-    every_steps: int
-    blocking_seconds: float
-    write_seconds: float
-    restore_seconds: float
+    every_steps: Size
+    blocking_seconds: NonNegative
+    write_seconds: NonNegative
+    restore_seconds: NonNegative
     survives: Survives = "all"
 
     def outlives(self, kind: Kind) -> bool:
@@ -52,47 +52,32 @@ class Scenario:
         compile_seconds, cold_compile_seconds: with a filled compile cache, and the first time.
     """
 
-    hosts: int
-    step_seconds: float
-    mtbf_hours: float
+    hosts: Size
+    step_seconds: Positive
+    mtbf_hours: Positive
     tiers: tuple[Tier, ...]
-    host_share: float = 0.0
-    hang_share: float = 0.0
-    spares: int = 0
-    repair_hours: float = 24.0
-    swap_seconds: float = 120.0
-    detect_seconds: float = 30.0
-    hang_seconds: float = 600.0
-    restart_seconds: float = 10.0
-    start_seconds: float = 90.0
-    compile_seconds: float = 10.0
-    cold_compile_seconds: float = 300.0
-    days: float = 30.0
+    host_share: Fraction = 0.0
+    hang_share: Fraction = 0.0
+    spares: Count = 0
+    repair_hours: NonNegative = 24.0
+    swap_seconds: NonNegative = 120.0
+    detect_seconds: NonNegative = 30.0
+    hang_seconds: NonNegative = 600.0
+    restart_seconds: NonNegative = 10.0
+    start_seconds: NonNegative = 90.0
+    compile_seconds: NonNegative = 10.0
+    cold_compile_seconds: NonNegative = 300.0
+    days: Positive = 30.0
 
     def __post_init__(self) -> None:
         """Refuses what can't be; raises UsageError naming field, value and rule."""
-        _check(self.hosts >= 1, "hosts", self.hosts, "1 or more")
-        _check(self.spares >= 0, "spares", self.spares, "0 or more")
-        for name in ("step_seconds", "mtbf_hours", "days"):
-            value = getattr(self, name)
-            _check(math.isfinite(value) and value > 0, name, value, "a positive number")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith(("_seconds", "_hours")):
-                _check(math.isfinite(value) and value >= 0, field.name, value, "0 or more")
-        for name in ("host_share", "hang_share"):
-            _check(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a share from 0 to 1")
-        _check(
-            self.host_share + self.hang_share <= 1,
-            "host_share + hang_share",
-            self.host_share + self.hang_share,
-            "at most 1",
-        )
-        for tier in self.tiers:
-            _check(tier.every_steps >= 1, f"{tier.name}.every_steps", tier.every_steps, "1 or more")
-            for name in ("blocking_seconds", "write_seconds", "restore_seconds"):
-                value = getattr(tier, name)
-                _check(math.isfinite(value) and value >= 0, f"{tier.name}.{name}", value, "0 or more")
+        records: list[tuple[str, Scenario | Tier]] = [("", self), *((f"{tier.name}.", tier) for tier in self.tiers)]
+        for at, record in records:
+            for name, allowed in _RANGES[type(record)].items():
+                value = getattr(record, name)
+                _check(value in allowed, f"{at}{name}", value, str(allowed))
+        both = self.host_share + self.hang_share
+        _check(both <= 1, "host_share + hang_share", both, "at most 1")
 
     @property
     def system_mtbf_seconds(self) -> float:
@@ -103,6 +88,14 @@ class Scenario:
     def horizon_seconds(self) -> float:
         """The time that is simulated."""
         return self.days * 86400.0
+
+
+def _ranges(record: type) -> dict[str, Range]:
+    hints: dict[str, Any] = get_type_hints(record, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+_RANGES = {record: _ranges(record) for record in (Tier, Scenario)}
 
 
 def _check(holds: bool, name: str, value: object, rule: str) -> None:

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from kanawa_parallel.plan.goodput.progress import Pace
 from kanawa_parallel.plan.goodput.scenario import Scenario, Tier
 from kanawa_parallel.plan.goodput.simulate import Outcome, average
 
@@ -121,12 +120,6 @@ def _tier_sets(scenario: Scenario, seed: int, months: int) -> Iterator[tuple[tup
             if any(tier.survives == "all" for tier in tiers):
                 alone = best_intervals(dataclasses.replace(scenario, tiers=tiers), seed, months)
                 yield tuple(tier.name for tier in tiers), average(alone, months, seed).goodput
-
-
-def pauses(scenario: Scenario) -> dict[str, float]:
-    """Returns what a save to each tier stops training for, waiting for the one before included."""
-    pace = Pace(scenario.step_seconds, scenario.tiers)
-    return {tier.name: pace.pause(tier) for tier in scenario.tiers}
 
 
 def young(cost_seconds: float, mtbf_seconds: float) -> float:

@@ -34,8 +34,6 @@ class Move:
     kind: str
     axes: tuple[str, ...]
     bytes: float
-    #: Whether its operand is ready long before, such as a weight: it can then run beside other work.
-    early: bool = False
 
 
 def replicated(value: Value, free: bool = False) -> Layout:

@@ -33,11 +33,7 @@ class Situation:
         return self.equation.inputs[index] or _SCALAR
 
 
-class _Nothing:
-    """An abstract value without shape."""
-
-
-_SCALAR = Value(_Nothing())
+_SCALAR = Value(None)
 Rule = Callable[[Situation], Decision]
 #: Sums of products: a partial sum may go through, if only one factor is one.
 _LINEAR = frozenset({"mul", "div", "neg", "convert_element_type", "copy", "copy_p", "name", "reduce_precision", "real"})

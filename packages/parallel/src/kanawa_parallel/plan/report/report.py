@@ -68,7 +68,6 @@ class Report:
     devices: int
     chips: int
     compiled: bool
-    note: str
     fits: bool
     memory: dict[str, int]
     memory_limit_bytes: int
@@ -95,6 +94,7 @@ class Report:
     versions: dict[str, str]
     cost_per_million_tokens: float | None = None
     currency: str = ""
+    note: str = ""
     quick: bool = False
     held: tuple[HeldRow, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
