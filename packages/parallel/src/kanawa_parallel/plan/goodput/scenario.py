@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal, get_type_hints
 
-from kanawa.config.ranges import Count, Fraction, NonNegative, Positive, Range, Size
+from kanawa.config import Count, Fraction, NonNegative, Positive, Range, Size
 from kanawa.errors import UsageError
 
 #: What ends an attempt: a process dies, a host is gone with its memory and disk, or a step never ends.
