@@ -20,7 +20,7 @@ from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import WarmupCosine
-from kanawa_runtime.train.placement import global_batch, local_rows
+from kanawa_runtime.train.batches import global_batch, local_rows
 from kanawa_runtime.train.program_record import program_record
 from kanawa_runtime.train.trainer import Trainer
 from on_gpu import gpu_or_exit, report

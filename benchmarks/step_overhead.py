@@ -202,7 +202,7 @@ def decode(shape: plain.Shape, batch: int, count: int, prompt: int, pairs: int) 
 
 def host(pairs: int) -> dict[str, Any]:
     """Measures the loop's host time beyond the compiled call, on a model whose step takes a few milliseconds."""
-    from kanawa_runtime.train.placement import global_batch, local_rows
+    from kanawa_runtime.train.batches import global_batch, local_rows
 
     # As every command does: both sides run in a process whose memory is kept.
     keep_freed_memory()

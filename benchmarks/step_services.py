@@ -23,7 +23,7 @@ from kanawa_runtime.goodput.time_log import TimeLog
 from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.services.watchdog import Watchdog
-from kanawa_runtime.train.journal import Journal
+from kanawa_runtime.train.attempt import Journal
 
 STEP_SECONDS, LIMIT = 0.020, 0.01
 METRICS = {name: 1.2345678 + i for i, name in enumerate(("cross_entropy", "gradient_norm", "learning_rate", "z_loss"))}

@@ -20,7 +20,7 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Sequences, StoredModel
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
-from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
+from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.serve.generate import Generator

@@ -136,7 +136,7 @@ def test_a_warm_start_compiles_no_step_and_a_spoilt_entry_changes_nothing(train,
     was_kept, spoilt, said = train(tmp_path / "spoilt")
     assert not was_kept
     assert spoilt == cold
-    assert "is damaged: it is removed, and its program compiled anew" in said
+    assert "is damaged: it is removed, and made anew" in said
     assert all(_is_sound(file) for file in train.entries())
 
 

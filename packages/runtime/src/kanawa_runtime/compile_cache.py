@@ -30,7 +30,7 @@ def sealed(key: str, value: bytes) -> bytes:
 
 
 class CheckedFiles:
-    """One file an entry, whole or absent. What can't be read is compiled anew; what can't be written isn't stored."""
+    """One file an entry, whole or absent. What can't be read is made anew; what can't be written isn't stored."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder
@@ -45,7 +45,7 @@ class CheckedFiles:
         value, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if sealed(key, value) == digest:
             return value
-        logger.warning("%s is damaged: it is removed, and its program compiled anew", path)
+        logger.warning("%s is damaged: it is removed, and made anew", path)
         with contextlib.suppress(OSError):
             path.unlink()
         return None
@@ -61,7 +61,8 @@ class CheckedFiles:
             # Renamed, so that a concurrent reader sees no half of it.
             beside.replace(path)
         except OSError as error:
-            logger.warning("a compiled program can't be stored in %s: %s", self._path, error)
+            fix = "set KANAWA_CACHE or JAX_COMPILATION_CACHE_DIR to a writable folder"
+            logger.warning("%s can't be stored (%s); %s", path, error, fix)
             with contextlib.suppress(OSError):
                 beside.unlink()
 

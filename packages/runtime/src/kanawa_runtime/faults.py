@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kanawa.errors import UsageError
@@ -93,7 +92,7 @@ class Faults:
         for index, fault in enumerate(self.faults):
             if fault.point == point and fault.is_due(count, rank) and self._is_first(index):
                 logger.warning("fault: %s at %s, time %d, rank %d", fault.action, point, count, rank)
-                _DO[fault.action](fault, path)
+                _act(fault, path)
 
     def _is_first(self, index: int) -> bool:
         if self._once is None:
@@ -154,85 +153,42 @@ def _rank() -> int:
     return 0 if jax is None else int(jax.process_index())
 
 
-# --- what happens ---------------------------------------------------------------------------------------------------
+def _act(fault: Fault, path: Path | None) -> None:
+    """Does what a fault says; a spoilt number ("nan") is made by the program that computes it."""
+    seconds = _SECONDS if fault.value is None else fault.value
+    match fault.action:
+        case "sigkill" | "sigterm" | "sigstop":
+            os.kill(os.getpid(), signal.Signals[fault.action.upper()])
+        case "exit":
+            os._exit(1 if fault.value is None else int(fault.value))
+        case "sleep":
+            time.sleep(seconds)
+        case "gil_hang":
+            # As an extension that computes without letting go: PyDLL, unlike CDLL, keeps the interpreter's lock.
+            ctypes.PyDLL(None).sleep(int(seconds))
+        case "enospc" | "eio":
+            number = getattr(errno, fault.action.upper())
+            raise OSError(number, f"{os.strerror(number)} (a fault that {VARIABLE} asked for)", str(path or ""))
+        case "flip" | "torn":
+            _damage(fault, path)
 
 
-def _sleep(fault: Fault, path: Path | None) -> None:
-    del path
-    time.sleep(_SECONDS if fault.value is None else fault.value)
+def _damage(fault: Fault, path: Path | None) -> None:
+    """Damages a file, or the largest one of a folder: one bit in its middle, or its second half.
 
-
-def _hold_the_lock(fault: Fault, path: Path | None) -> None:
-    """Keeps every thread from Python, as an extension does that computes without letting go."""
-    del path
-    # PyDLL, unlike CDLL, keeps the interpreter's lock while the function runs.
-    ctypes.PyDLL(None).sleep(int(_SECONDS if fault.value is None else fault.value))
-
-
-def _exit(fault: Fault, path: Path | None) -> None:
-    del path
-    os._exit(1 if fault.value is None else int(fault.value))
-
-
-def _signal(number: signal.Signals) -> Callable[[Fault, Path | None], None]:
-    def send(fault: Fault, path: Path | None) -> None:
-        del fault, path
-        os.kill(os.getpid(), number)
-
-    return send
-
-
-def _refuse(number: int) -> Callable[[Fault, Path | None], None]:
-    def refuse(fault: Fault, path: Path | None) -> None:
-        del fault
-        raise OSError(number, f"{os.strerror(number)} (a fault that {VARIABLE} asked for)", str(path or ""))
-
-    return refuse
-
-
-def _flip(fault: Fault, path: Path | None) -> None:
-    """Flips one bit in the middle of a file, or of the largest one of a folder."""
-    file = _file_of(path)
-    if file is None:
-        return
-    with file.open("r+b") as stream:
-        at = file.stat().st_size // 2
-        stream.seek(at)
-        byte = stream.read(1)[0]
-        stream.seek(at)
-        stream.write(bytes([byte ^ (1 << int(fault.value or 0))]))
-
-
-def _tear(fault: Fault, path: Path | None) -> None:
-    """Leaves half of a file and ends the process, as a power cut does before the rest has reached the disk."""
-    file = _file_of(path)
-    if file is not None:
-        os.truncate(file, file.stat().st_size // 2)
-    _signal(signal.SIGKILL)(fault, path)
-
-
-def _nothing(fault: Fault, path: Path | None) -> None:
-    """A spoilt number is made by the program that computes it."""
-    del fault, path
-
-
-def _file_of(path: Path | None) -> Path | None:
-    if path is None or path.is_file():
-        return path
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
-    return max(files, key=lambda file: file.stat().st_size, default=None)
-
-
-_DO: Mapping[str, Callable[[Fault, Path | None], None]] = {
-    "sigkill": _signal(signal.SIGKILL),
-    "sigterm": _signal(signal.SIGTERM),
-    "exit": _exit,
-    "sigstop": _signal(signal.SIGSTOP),
-    "sleep": _sleep,
-    "gil_hang": _hold_the_lock,
-    "enospc": _refuse(errno.ENOSPC),
-    "eio": _refuse(errno.EIO),
-    "flip": _flip,
-    "torn": _tear,
-    "nan": _nothing,
-}
+    After the latter the process ends, as a power cut does before the rest has reached the disk.
+    """
+    if path is not None and path.is_dir():
+        files = [file for file in path.rglob("*") if file.is_file()]
+        path = max(files, key=lambda file: file.stat().st_size, default=None)
+    middle = 0 if path is None else path.stat().st_size // 2
+    if path is not None and fault.action == "flip":
+        with path.open("r+b") as stream:
+            stream.seek(middle)
+            byte = stream.read(1)[0]
+            stream.seek(middle)
+            stream.write(bytes([byte ^ (1 << int(fault.value or 0))]))
+    if fault.action == "torn":
+        if path is not None:
+            os.truncate(path, middle)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from kanawa.errors import UsageError
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.commands import train
 from kanawa_runtime.exit_codes import LOST
-from kanawa_runtime.train.ahead import DataReadError
+from kanawa_runtime.train.batches import DataReadError
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from kanawa_runtime.data.cache import cache_key, cached
+from kanawa_runtime.data.encoded import cache_key, cached
 
 
 class Builder:
@@ -22,20 +22,20 @@ def test_builds_once(cache: Path) -> None:
     build = Builder()
     assert [cached("kind", "key", build, bytes.upper) for _ in range(2)] == [b"PAYLOAD\nWITH LINES\n"] * 2
     assert build.built == 1
-    assert [path.name for path in (cache / "kind").iterdir()] == ["key"]
+    assert [path.name for path in (cache / "kind").iterdir()] == ["key-sealed"]
 
 
 @pytest.mark.parametrize("position", [0, 40, -1])
 def test_damage_is_noticed_and_repaired(cache: Path, caplog: pytest.LogCaptureFixture, position: int) -> None:
     build = Builder()
     good = cached("kind", "key", build, bytes)
-    path = cache / "kind" / "key"
+    path = cache / "kind" / "key-sealed"
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert cached("kind", "key", build, bytes) == good
-    assert "is damaged; building it again" in caplog.text
+    assert "is damaged: it is removed, and made anew" in caplog.text
     assert cached("kind", "key", build, bytes) == good
     assert build.built == 2
 
@@ -43,7 +43,7 @@ def test_damage_is_noticed_and_repaired(cache: Path, caplog: pytest.LogCaptureFi
 def test_truncation_and_entries_that_dont_parse(cache: Path) -> None:
     build = Builder()
     cached("kind", "key", build, bytes)
-    path = cache / "kind" / "key"
+    path = cache / "kind" / "key-sealed"
     path.write_bytes(path.read_bytes()[:-5])
     cached("kind", "key", build, bytes)
     assert build.built == 2
@@ -67,7 +67,7 @@ def test_folder_that_cant_be_written(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("KANAWA_CACHE", str(tmp_path / "file"))
     assert cached("kind", "key", Builder(), bytes) == b"payload\nwith lines\n"
-    assert "set KANAWA_CACHE to a writable folder" in caplog.text
+    assert "set KANAWA_CACHE or JAX_COMPILATION_CACHE_DIR to a writable folder" in caplog.text
 
 
 def test_keys_separate_their_parts() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kanawa.contracts.batch import Batch
 from kanawa.contracts.data import DataSource
 from kanawa_runtime.data.errors import LoaderError, RowError
-from kanawa_runtime.data.loader import GrainLoader, host_rows
+from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.data.random_tokens import RandomTokens
 
 
@@ -40,7 +40,9 @@ def test_rows_in_order_whatever_the_threads(threads: int) -> None:
 def test_hosts_together_hold_the_global_batch(hosts: int, start: int, num_rows: int) -> None:
     data = source(num_rows)
     whole = load(data, 6, start_row=start)
-    parts = [load(data, 6, start_row=start, local_rows=host_rows(6, h, hosts)) for h in range(hosts)]
+    parts = [
+        load(data, 6, start_row=start, local_rows=range(6 * h // hosts, 6 * (h + 1) // hosts)) for h in range(hosts)
+    ]
     assert {part.num_steps for part in parts} == {whole.num_steps}
     for step in range(whole.num_steps or 0):
         joined = np.concatenate([part.batch(step).target_ids for part in parts])
@@ -89,11 +91,5 @@ def test_rows_are_checked() -> None:
 
 
 def test_impossible_slices() -> None:
-    with pytest.raises(RowError, match="a global batch of 6 rows doesn't divide over 4 hosts"):
-        host_rows(6, 0, 4)
-    with pytest.raises(RowError, match="host 3 doesn't exist: hosts are 0 to 2"):
-        host_rows(6, 3, 3)
     with pytest.raises(RowError, match=r"local_rows=\(4,\) must be some of the 4 rows"):
         load(source(), 4, local_rows=[4])
-    with pytest.raises(RowError, match="start_row=-1"):
-        load(source(), 4, start_row=-1)

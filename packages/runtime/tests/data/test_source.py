@@ -9,8 +9,8 @@ from kanawa_runtime.data.packing import BestFitPacking, ConcatenatedPacking, Pac
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
+from kanawa_runtime.data.tokenizers.byte_alphabet import BOS_ID, EOS_ID, PAD_ID
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
-from kanawa_runtime.data.tokenizers.special_ids import BOS_ID, EOS_ID, PAD_ID
 
 FIELDS = ("input_ids", "target_ids", "positions", "segment_ids", "loss_weights")
 

@@ -11,8 +11,7 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.config import digest, from_json, to_json, to_text
 from kanawa.errors import ConfigError
 from kanawa_runtime.learn.adamw import AdamW
-from kanawa_runtime.learn.learner import Learner
-from kanawa_runtime.learn.rules import ParameterRule
+from kanawa_runtime.learn.learner import Learner, ParameterRule
 from kanawa_runtime.learn.schedules import WarmupCosine
 
 SPECS = {

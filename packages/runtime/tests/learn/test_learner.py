@@ -10,8 +10,7 @@ import pytest
 from kanawa.arrays.optimizer_state import OptimizerStateError, from_flat, to_flat
 from kanawa.arrays.spec import ParamSpec
 from kanawa_runtime.learn.adamw import AdamW
-from kanawa_runtime.learn.learner import Learner, UpdateRule
-from kanawa_runtime.learn.rules import ParameterRule, ParameterRuleError
+from kanawa_runtime.learn.learner import Learner, ParameterRule, ParameterRuleError, UpdateRule
 from kanawa_runtime.learn.schedules import Constant, WarmupCosine
 from kanawa_runtime.learn.sgd import SGD
 

@@ -13,8 +13,7 @@ from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.ademamix import AdEMAMix
 from kanawa_runtime.learn.lion import Lion
 from kanawa_runtime.learn.matrices import hidden_matrices, matrix_layout
-from kanawa_runtime.learn.muon import Muon
-from kanawa_runtime.learn.newton_schulz import orthogonalised
+from kanawa_runtime.learn.muon import Muon, orthogonalised
 from kanawa_runtime.learn.schedule_free import ScheduleFreeAdamW
 from kanawa_runtime.learn.sgd import SGD
 

@@ -13,7 +13,7 @@ import time
 import pytest
 from kanawa.cli.main import main
 from kanawa.errors import UsageError
-from kanawa_runtime.preflight import file_system, hosts, network, process
+from kanawa_runtime.preflight import file_system, hosts, process
 
 PROMISES = ["disk", "files", "rename", "exclusive create", "lock", "append", "fsync", "clock"]
 
@@ -88,22 +88,22 @@ def test_a_flag_that_the_compiler_lacks_is_told_before_a_run_ends_by_it():
 
 
 def test_a_name_that_others_cant_reach_and_a_coordinator(monkeypatch):
-    assert network.check_listens().level == "ok"
-    assert network.check_name("no-such-host.invalid").level == "warning"
+    assert process.check_listens().level == "ok"
+    assert process.check_name("no-such-host.invalid").level == "warning"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", ("127.0.1.1", 0))])
-    assert "this host alone can reach that" in network.check_name("here").message
+    assert "this host alone can reach that" in process.check_name("here").message
     monkeypatch.undo()
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        assert network.check_coordinator(f"127.0.0.1:{port}").message.endswith("answers")
-    assert network.check_coordinator(f"127.0.0.1:{port}").message.endswith("is this host's, and free")
-    monkeypatch.setattr(network, "_SECONDS", 0.2)
-    assert network.check_coordinator("192.0.2.1:1").level == "warning"
+        assert process.check_coordinator(f"127.0.0.1:{port}").message.endswith("answers")
+    assert process.check_coordinator(f"127.0.0.1:{port}").message.endswith("is this host's, and free")
+    monkeypatch.setattr(process, "_SECONDS", 0.2)
+    assert process.check_coordinator("192.0.2.1:1").level == "warning"
     for wrong in ("host", "host:", ":80", "host:99999", "host:x"):
         with pytest.raises(UsageError, match=r"expected HOST:PORT, such as 10.0.0.1:8476"):
-            network.check_coordinator(wrong)
+            process.check_coordinator(wrong)
 
 
 def record(name, **changes):

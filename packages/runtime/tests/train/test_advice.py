@@ -1,6 +1,6 @@
 """What a person is told after a divergence is true of what lies on the disk."""
 
-from kanawa_runtime.train.advice import advice
+from kanawa_runtime.train.outcome import advice
 
 
 def test_a_saved_step_that_only_an_evaluation_complains_of_is_kept(tmp_path):

@@ -10,7 +10,7 @@ from kanawa.contracts import Loader
 from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.runs.events import read_events
-from kanawa_runtime.train.ahead import ReadAhead
+from kanawa_runtime.train.batches import ReadAhead
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
 from kanawa_runtime.train.stop_signals import StopSignals

@@ -5,8 +5,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kanawa_runtime.train.left_out import LeftOut
-from kanawa_runtime.train.spikes import Spikes
+from kanawa_runtime.train.batches import LeftOut
+from kanawa_runtime.train.step_watch import Spikes
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 10)), max_size=4))

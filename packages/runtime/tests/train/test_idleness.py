@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from kanawa_runtime.train.idleness import Idleness
+from kanawa_runtime.train.step_watch import Idleness
 
 
 def told(steps, seconds=0.1):

@@ -5,7 +5,7 @@ import json
 
 from kanawa.contracts import Environment
 from kanawa.kernels import KernelChoice
-from kanawa_runtime.train.kernel_record import KERNELS, KernelRecord
+from kanawa_runtime.train.program_record import KERNELS, KernelRecord
 
 TRAIN = KernelChoice("attention", "train 8x256", "attention.cpu.blockwise")
 EVALUATION = KernelChoice("attention", "eval 8x256", "attention.any.reference")

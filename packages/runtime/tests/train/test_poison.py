@@ -12,8 +12,8 @@ from kanawa.contracts import FeedForward
 from kanawa.plugins import component
 from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.runs.events import read_events, step_records
-from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.outcome import shown
 from kanawa_runtime.train.screen import Screen
 from kanawa_runtime.train.stepping import DivergedError
 

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kanawa_runtime.exit_codes import LOST
-from kanawa_runtime.train.replica_check import ReplicaCheck, ReplicasDifferError
-from kanawa_runtime.train.replicas import Layouts, all_digests, copied, differing, local_digests
+from kanawa_runtime.train.replicas import (
+    Layouts,
+    ReplicaCheck,
+    ReplicasDifferError,
+    all_digests,
+    copied,
+    differing,
+    local_digests,
+)
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
 

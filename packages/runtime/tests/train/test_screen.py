@@ -7,8 +7,7 @@ import time
 
 import pytest
 from kanawa_runtime.train import pace, screen
-from kanawa_runtime.train.pace import Pace, human_count, human_duration
-from kanawa_runtime.train.screen import LineScreen, Screen
+from kanawa_runtime.train.screen import LineScreen, Pace, Screen, human_count, human_duration
 from kanawa_runtime.train.terminal import TerminalScreen, bar_line
 
 

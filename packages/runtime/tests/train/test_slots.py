@@ -13,8 +13,8 @@ from kanawa.errors import ConfigError
 from kanawa_runtime.exit_codes import verdict
 from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.services.tensorboard import TensorBoardLogger
-from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.outcome import shown
 from kanawa_runtime.train.screen import LineScreen
 
 

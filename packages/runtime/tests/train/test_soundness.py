@@ -11,10 +11,10 @@ from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.train import start
-from kanawa_runtime.train.ahead import DataReadError
+from kanawa_runtime.train.batches import DataReadError
 from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.loop import Loop
-from kanawa_runtime.train.soundness import Soundness
+from kanawa_runtime.train.step_report import Soundness
 from kanawa_runtime.train.stepping import DivergedError, NonFiniteLossError, NonFiniteStateError
 from tiny_lm import CountingTokens, tiny
 

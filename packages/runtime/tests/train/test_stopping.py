@@ -13,7 +13,7 @@ import time
 import pytest
 import tiny_lm
 from kanawa_runtime.runs.events import read_events, step_records
-from kanawa_runtime.train.announce import shown
+from kanawa_runtime.train.outcome import shown
 from xla_options import xla_flags
 
 COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--set", "data=slow_data:SlowData"]

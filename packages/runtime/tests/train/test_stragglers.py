@@ -2,7 +2,7 @@
 
 import random
 
-from kanawa_runtime.train.stragglers import Window, stragglers
+from kanawa_runtime.train.step_watch import Window, stragglers
 
 STEP = 1.0
 

@@ -4,8 +4,8 @@ from kanawa.contracts import Evaluation
 from kanawa.errors import UsageError
 
 from kanawa_runtime.runs.open_run import OpenedRun
+from kanawa_runtime.train.batches import check_vocabulary
 from kanawa_runtime.train.evaluate import Evaluator
-from kanawa_runtime.train.placement import check_vocabulary
 
 
 def evaluated(opened: OpenedRun, name: str, *, checks_vocabulary: bool) -> Evaluation:

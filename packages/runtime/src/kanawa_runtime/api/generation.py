@@ -8,7 +8,7 @@ from kanawa.contracts import CausalLM, Generated
 from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 
-from kanawa_runtime.data.tokenizers.of_run import no_tokenizer, tokenizer_of
+from kanawa_runtime.data.tokenizers.load import no_tokenizer, tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.runs.open_run import OpenedRun

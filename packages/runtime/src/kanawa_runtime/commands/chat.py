@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talks until the input ends; returns 0."""
-    from kanawa_runtime.commands.serve_extra import require_serving
+    from kanawa_runtime.commands.serve import require_serving
     from kanawa_runtime.process import prepare_process
 
     require_serving("chat")

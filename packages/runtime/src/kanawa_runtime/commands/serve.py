@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import time
@@ -14,6 +15,7 @@ from kanawa.plugins import Command
 from kanawa.status import stage
 
 DEFAULT_PORT = 8000
+_MODULES = ("pydantic", "starlette", "uvicorn", "httptools", "jinja2", "prometheus_client", "llguidance")
 
 
 def command() -> Command:
@@ -72,7 +74,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C; returns 0 once what ran has been answered."""
-    from kanawa_runtime.commands.serve_extra import require_serving
     from kanawa_runtime.process import keep_what_is_loaded, leave_readers_behind, prepare_process
 
     require_serving("serve")
@@ -144,6 +145,14 @@ def run(args: argparse.Namespace) -> int:
         os._exit(code)
     leave_readers_behind(code)
     return code
+
+
+def require_serving(verb: str) -> None:
+    """Raises UsageError naming what is missing and the extra that brings it; imports nothing."""
+    missing = [module for module in _MODULES if importlib.util.find_spec(module) is None]
+    if missing:
+        message = f'kanawa {verb} needs {", ".join(missing)}, not installed here: pip install "kanawa[serve]"'
+        raise UsageError(message)
 
 
 def adapters_of(texts: list[str]) -> dict[str, Path]:

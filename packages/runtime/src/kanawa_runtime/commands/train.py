@@ -119,7 +119,7 @@ def _start_again_if_it_passes(error: Exception) -> None:
     from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
 
     from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError, is_storage_failure
-    from kanawa_runtime.train.ahead import DataReadError
+    from kanawa_runtime.train.batches import DataReadError
 
     if not os.environ.get("KANAWA_JOB") or isinstance(error, StorageRefusedError):
         return

@@ -50,7 +50,7 @@ class Corpus(Configurable):
     @functools.cached_property
     def _splits(self) -> dict[Split, list[Document]]:
         one_in = self.config.validation_one_in
-        if one_in < 0 or one_in == 1:
+        if one_in == 1:
             message = f"validation_one_in={one_in} leaves no training text: give 0 (none held out) or 2 and more"
             raise CorpusError(message)
         documents = list(self._documents)

@@ -1,18 +1,52 @@
-"""A split of a corpus as one array of ids, and the tokenizer learned for it, through the cache."""
+"""A split of a corpus as one array of ids, and the tokenizer learned for it, through a cache.
+
+The cache may be lost at any time. The key of an entry names everything it was derived from, so an entry never has to be
+invalidated.
+"""
 
 import functools
+import hashlib
 import io
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from kanawa.config import to_json
+from kanawa.local_path import cache_folder
 
-from kanawa_runtime.data.cache import cache_key, cached
+from kanawa_runtime.compile_cache import CheckedFiles
 from kanawa_runtime.data.corpus import Corpus, Document, Split
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import tokenizer_from_bytes
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def cache_key(*parts: str) -> str:
+    """Returns a hex key that depends on every part."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def cached(kind: str, key: str, build: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
+    """Returns `parse` of the entry `kind/key`, building and storing it when absent or damaged.
+
+    A folder that can't be written costs a warning and the time to build again, never the run.
+    """
+    files = CheckedFiles(cache_folder() / kind)
+    payload = files.get(key)
+    if payload is not None:
+        try:
+            return parse(payload)
+        except (ValueError, KeyError, TypeError) as error:
+            _logger.warning("cache entry %s/%s doesn't parse (%s); building it again", kind, key, error)
+    payload = build()
+    files.put(key, payload)
+    return parse(payload)
+
 
 #: Part of every key: raise it when the same inputs would give other entries.
 _VERSION = "2"

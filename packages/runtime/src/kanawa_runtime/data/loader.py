@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
-from kanawa.config import Count
+from kanawa.config import Size
 from kanawa.contracts import Batch, DataSource, Loader
 
 from kanawa_runtime.data.errors import LoaderError, RowError
@@ -24,29 +24,14 @@ _DTYPES = {
 }
 
 
-def host_rows(global_batch: int, host_index: int, host_count: int) -> range:
-    """Returns the places in the global batch that host `host_index` of `host_count` feeds."""
-    if global_batch < 1 or host_count < 1 or global_batch % host_count:
-        message = (
-            f"a global batch of {global_batch} rows doesn't divide over {host_count} hosts: "
-            f"give a multiple of {host_count}"
-        )
-        raise RowError(message)
-    if not 0 <= host_index < host_count:
-        message = f"host {host_index} doesn't exist: hosts are 0 to {host_count - 1}"
-        raise RowError(message)
-    share = global_batch // host_count
-    return range(host_index * share, (host_index + 1) * share)
-
-
 class GrainLoader(Loader):
     """Reads rows in threads, some batches ahead."""
 
     class Config(Loader.Config):
         PLACEMENT = ("num_threads", "prefetch_batches")
 
-        num_threads: Count = 2
-        prefetch_batches: Count = 4
+        num_threads: Size = 2
+        prefetch_batches: Size = 4
 
     def __init__(
         self,
@@ -57,19 +42,12 @@ class GrainLoader(Loader):
         local_rows: Sequence[int] | None = None,
         start_row: int = 0,
     ) -> None:
-        """Takes what every loader does; raises RowError for places outside the batch, and where nothing would read."""
-        places = host_rows(global_batch, 0, 1) if local_rows is None else local_rows
+        """Takes what every loader does; raises RowError for places outside the batch."""
+        places = range(global_batch) if local_rows is None else local_rows
         super().__init__(cfg, source=source, global_batch=global_batch, local_rows=places, start_row=start_row)
         outside = [place for place in self.local_rows if not 0 <= place < global_batch]
         if outside or not self.local_rows:
             message = f"local_rows={self.local_rows} must be some of the {global_batch} rows of a batch"
-            raise RowError(message)
-        if start_row < 0 or cfg.num_threads < 1 or cfg.prefetch_batches < 1:
-            message = (
-                f"start_row={start_row}, num_threads={cfg.num_threads}, "
-                f"prefetch_batches={cfg.prefetch_batches}: "
-                "rows count from 0; give at least one thread and one batch"
-            )
             raise RowError(message)
 
     @property

@@ -1,22 +1,75 @@
-"""`--data`: the same experiment on other data, by name or by files."""
+"""`--data`: the same experiment on other data, by name or by files; and the data of a model that came without any."""
 
 from pathlib import Path
 from typing import Any
 
 from kanawa.config import Config
-from kanawa.contracts import DataSource
+from kanawa.contracts import DataSource, MaskedLM
 from kanawa.errors import ConfigError, UsageError, did_you_mean
 from kanawa.local_path import local_path
 from kanawa.plugins import component, host
 
 from kanawa_runtime.data.corpus import Corpus
-from kanawa_runtime.data.default_data import default_data
+from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.masked import MaskedTokens
-from kanawa_runtime.data.own_text import names_files, own_corpus
+from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
-from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
+from kanawa_runtime.data.text_files import JsonLines, TextFiles, is_pattern, matching_files, split_pattern
+from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
+from kanawa_runtime.data.tokenizers.byte_alphabet import FIRST_LEARNED_ID
+from kanawa_runtime.data.tokenizers.load import other_tokenizers, unreadable
 from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
+
+_RECORDS = frozenset({".jsonl", ".ndjson"})
+_TEXTS = frozenset({".txt", ".text", ".md", ".rst", ".py"})
+
+
+def names_files(text: str) -> bool:
+    """Returns whether `--data TEXT` means files, not an experiment: a wildcard, a slash, a text's suffix, or a path.
+
+    Names of experiments may have dots ("qwen3-0.6b"), and one may be the name of a folder here: ask the catalog first.
+    """
+    return is_pattern(text) or "/" in text or Path(text).suffix in _RECORDS | _TEXTS or Path(text).exists()
+
+
+def own_corpus(pattern: str) -> Corpus.Config:
+    """Returns the corpus of a glob, a file or a folder: `.jsonl` files are records with a "text" field, others text.
+
+    Paths become absolute, so that a run resumes from any working folder. Raises CorpusError where nothing matches, or
+    both kinds do.
+    """
+    files = matching_files(Path(), pattern)
+    records = [file for file in files if file.suffix in _RECORDS]
+    texts = [file for file in files if file.suffix not in _RECORDS]
+    if records and texts:
+        message = (
+            f"{pattern!r} matches both records ({records[0]}) and text ({texts[0]}): give a pattern for one of them, "
+            f"such as {str(Path(pattern).parent / '*.jsonl')!r}"
+        )
+        raise CorpusError(message)
+    folder, glob = (pattern, "**/*") if Path(pattern).is_dir() else split_pattern(pattern)
+    kind = JsonLines if records else TextFiles
+    return kind.Config(files=(glob,), root=str(Path(folder).resolve()))
+
+
+def default_data(model: Any, sequence_length: int) -> DataSource.Config:
+    """Returns rows that a CausalLM's or MaskedLM's config can learn; all ids fit the model's vocabulary.
+
+    The text is Python's own library, its tokenizer learned from it and at most as large as the model's vocabulary.
+    """
+    masked = issubclass(model._target, MaskedLM)
+    # A masked model needs one more id, for what is hidden.
+    room = model.vocab_size - masked
+    source: DataSource.Config
+    if room > FIRST_LEARNED_ID:
+        tokenizer = BytePairTokenizer.Config()
+        if room < tokenizer.vocab_size:
+            tokenizer.set(vocab_size=room)
+        source = TextSource.Config(sequence_length=sequence_length, tokenizer=tokenizer)
+    else:
+        source = RandomTokens.Config(sequence_length=sequence_length, vocab_size=room)
+    return MaskedTokens.Config(sequence_length=sequence_length, source=source) if masked else source
 
 
 def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = None) -> Config:

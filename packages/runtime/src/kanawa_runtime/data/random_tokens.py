@@ -8,7 +8,6 @@ import numpy as np
 from kanawa.config import Size, to_json
 from kanawa.contracts.data import DataSource
 
-from kanawa_runtime.data.errors import RowError
 from kanawa_runtime.data.permutation import random_words
 
 
@@ -45,9 +44,6 @@ class RandomTokens(DataSource):
         if index < 0 or (cfg.num_rows is not None and index >= cfg.num_rows):
             message = f"row {index} doesn't exist: num_rows={cfg.num_rows}"
             raise IndexError(message)
-        if cfg.sequence_length < 1 or cfg.vocab_size < 1:
-            message = f"sequence_length={cfg.sequence_length}, vocab_size={cfg.vocab_size}: give at least 1"
-            raise RowError(message)
         words = random_words(cfg.sequence_length + 1, cfg.seed, index)
         # Of 64 random bits the remainder's bias is too small ever to be seen.
         tokens = (words % np.uint64(cfg.vocab_size)).astype(np.int32)

@@ -49,13 +49,6 @@ class RowPlan:
         epochs: int | None = None,
     ) -> None:
         """Takes `lengths` int64 [documents], each at least 1; `epochs=None` repeats for ever."""
-        for name, value in (("sequence_length", capacity), ("window_documents", window_documents)):
-            if value < 1:
-                message = f"{name}={value}: give at least 1"
-                raise RowError(message)
-        if epochs is not None and epochs < 1:
-            message = f"epochs={epochs}: give at least 1, or None to repeat for ever"
-            raise RowError(message)
         if len(lengths) == 0:
             message = "there is no document to make rows from"
             raise RowError(message)

@@ -9,7 +9,7 @@ from kanawa.errors import KanawaError
 from kanawa_runtime.data.masked import MaskedTokens
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
-from kanawa_runtime.train.placement import check_vocabulary
+from kanawa_runtime.train.batches import check_vocabulary
 from kanawa_runtime.train.trainer import Trainer
 
 

@@ -8,7 +8,6 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.runs.run_directory import CONFIG, EVENTS, ORIGIN, read_config
 from kanawa_runtime.runs.run_path import check_is_directory
-from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import run_place, shown_place, stands_for
 
@@ -28,12 +27,6 @@ def own_experiment(directory: Path) -> Config | None:
     if "execution" in cfg.fields():
         cfg.execution.set(mesh=None, strategies=())
     return cfg
-
-
-def tokenizer_file(directory: Path) -> Path | None:
-    """Returns the tokenizer that the model of a run or of another library's folder was trained with, if it is there."""
-    files = (directory / TOKENIZER, directory / ORIGIN / TOKENIZER)
-    return next((file for file in files if file.is_file()), None)
 
 
 def run_and_start(composition: Composition, run: str | None, initial: str | None) -> tuple[Path | str, Path | None]:

@@ -8,8 +8,7 @@ from kanawa.contracts import CausalLM, ExperimentTemplate, MaskedLM, Model, Prec
 from kanawa.errors import UsageError
 from kanawa.module import count_parameters
 
-from kanawa_runtime.data.default_data import default_data
-from kanawa_runtime.data.other_data import check_read_by_its_own, on_other_data
+from kanawa_runtime.data.other_data import check_read_by_its_own, default_data, on_other_data
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import WarmupCosine
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy

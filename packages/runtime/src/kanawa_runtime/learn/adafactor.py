@@ -11,8 +11,7 @@ from kanawa.config import Count, Epsilon, NonNegative, Positive
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, matrix_layout
-from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
-from kanawa_runtime.learn.transforms import Flat, decay_by_spec
+from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer, decay_by_spec, rate_link
 
 
 class Adafactor(ScheduledOptimizer):
@@ -88,9 +87,7 @@ class Adafactor(ScheduledOptimizer):
             change = change / jnp.maximum(1.0, _rms(change, own) / cfg.clip_rms)
         if not cfg.relative:
             return change
-        if param is None:
-            message = "relative updates need the parameters: call update(updates, state, params)"
-            raise ValueError(message)
+        assert param is not None  # the learner gives them
         return change * jnp.maximum(cfg.min_rms, _rms(param, own))
 
 

@@ -8,8 +8,7 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Epsilon, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
-from kanawa_runtime.learn.transforms import decay_by_spec
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer, decay_by_spec, rate_link
 
 
 class AdamW(ScheduledOptimizer):

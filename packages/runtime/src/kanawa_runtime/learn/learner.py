@@ -1,23 +1,58 @@
 """The learner: gradients to new parameters, on flat dictionaries keyed by parameter path."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from kanawa.arrays.optimizer_state import from_flat, to_flat
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import CallableConfig, Configurable, Positive
+from kanawa.config import CallableConfig, Configurable, Positive, match_path
 from kanawa.contracts import GradientTransformation, Optimizer, ScheduleFactory
+from kanawa.contracts import ParameterRule as ParameterRule
 from kanawa.contracts.optimizer import Schedule
-from kanawa.errors import UsageError
+from kanawa.errors import UsageError, did_you_mean
 from kanawa.module import Last, Metric
 
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.from_optax import FromOptax
 from kanawa_runtime.learn.moving_average import MovingAverage, without_average
-from kanawa_runtime.learn.rules import ParameterRule, apply_rules
 from kanawa_runtime.learn.schedules import Constant
+
+
+class ParameterRuleError(UsageError):
+    """A rule for parameters matches none, or leaves none to train."""
+
+
+def apply_rules(specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]) -> dict[str, ParamSpec]:
+    """Returns the specs of the parameters to train, with the rules applied; none thaws what isn't trainable.
+
+    Raises ParameterRuleError for a rule that matches nothing, and where nothing is left to train.
+    """
+    changed = dict(specs)
+    # Not trainable by the layer's own word, such as a quantised weight under an adapter.
+    fixed = {path for path, spec in specs.items() if not spec.trainable}
+    frozen: set[str] = set()
+    for rule in rules:
+        matched = [path for path in specs if match_path(rule.where, path)]
+        if not matched:
+            message = f"no parameter matches {rule.where!r}{did_you_mean(rule.where, specs)}"
+            raise ParameterRuleError(message)
+        for path in matched:
+            spec = changed[path]
+            changed[path] = dataclasses.replace(
+                spec,
+                lr_scale=spec.lr_scale if rule.lr_scale is None else rule.lr_scale,
+                weight_decay=spec.weight_decay if rule.weight_decay is None else rule.weight_decay,
+            )
+            (frozen.add if rule.frozen else frozen.discard)(path)
+    frozen |= fixed
+    if specs and len(frozen) == len(specs):
+        message = f"the rules freeze all {len(specs)} parameters: nothing is left to train"
+        raise ParameterRuleError(message)
+    return {path: spec for path, spec in changed.items() if path not in frozen}
+
 
 Flat = dict[str, jax.Array]
 

@@ -10,8 +10,7 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Epsilon, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
-from kanawa_runtime.learn.transforms import Flat, decay_by_spec
+from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer, decay_by_spec, rate_link
 
 
 class ScheduleFreeAdamW(ScheduledOptimizer):
@@ -66,9 +65,7 @@ def _averaging(b1: float, power: float, learning_rate: Schedule) -> optax.Gradie
         return AverageState(z, jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros(()))
 
     def update(updates: Flat, state: AverageState, params: Flat | None = None) -> tuple[Flat, AverageState]:
-        if params is None:
-            message = "averaging needs the parameters: call update(updates, state, params)"
-            raise ValueError(message)
+        assert params is not None  # the learner gives them
         largest = jnp.maximum(state.largest_rate, jnp.asarray(learning_rate(state.count), jnp.float32))
         weight = state.weight + largest**power
         # The first updates of a warm-up from 0 weigh nothing.

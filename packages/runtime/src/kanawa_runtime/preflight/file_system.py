@@ -17,13 +17,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from kanawa.plugins import Finding
+
+Level = Literal["ok", "warning", "error"]
 
 _FREE_BYTES_WANTED = 5 * 10**9
 _FREE_FILES_WANTED = 10_000
 _MOST_FSYNC_SECONDS = 1.0
-_MOST_SKEW_SECONDS = 5.0
+MOST_SKEW_SECONDS = 5.0
+CLOCK_FIX = "synchronise it: chrony or systemd-timesyncd"
+CLOCK_MEANING = "leases seem fresh or stale when they aren't, and logs of hosts don't line up"
 _APPENDERS, _LINES = 2, 200
 _ELSEWHERE = "put runs on another file system: --run DIR"
 _APPEND = (
@@ -60,14 +65,17 @@ def _tried(check: Callable[[Path], Finding], place: Path) -> Finding:
         return Finding("error", subject, message, _ELSEWHERE, "the file system refuses what a run does all the time")
 
 
+def judged(is_well: bool, subject: str, message: str, fix: str, meaning: str, level: Level = "warning") -> Finding:
+    """Returns an "ok" finding where all is well, else one of `level` with what it means and how to mend it."""
+    return Finding("ok", subject, message) if is_well else Finding(level, subject, message, fix, meaning)
+
+
 def check_space(place: Path) -> Finding:
     """Returns whether there is room for checkpoints."""
     free = shutil.disk_usage(place).free
+    meaning = "a checkpoint that doesn't fit is not saved; training continues and older checkpoints stay"
     message = f"{free / 1e9:.1f} GB free in {place.parent}"
-    if free < _FREE_BYTES_WANTED:
-        meaning = "a checkpoint that doesn't fit is not saved; training continues and older checkpoints stay"
-        return Finding("warning", "disk", message, f"make room, or {_ELSEWHERE}", meaning)
-    return Finding("ok", "disk", message)
+    return judged(free >= _FREE_BYTES_WANTED, "disk", message, f"make room, or {_ELSEWHERE}", meaning)
 
 
 def check_files(place: Path) -> Finding:
@@ -75,11 +83,10 @@ def check_files(place: Path) -> Finding:
     limits = os.statvfs(place)
     if limits.f_files == 0:  # file systems that make inodes as they go say so
         return Finding("ok", "files", "the file system sets no limit to the number of files")
+    meaning = "saves fail with 'no space left' though there are bytes"
     message = f"{limits.f_favail:,} more files can be made"
-    if limits.f_favail < _FREE_FILES_WANTED:
-        meaning = "saves fail with 'no space left' though there are bytes"
-        return Finding("warning", "files", message, f"delete small files, or {_ELSEWHERE}", meaning)
-    return Finding("ok", "files", message)
+    is_well = limits.f_favail >= _FREE_FILES_WANTED
+    return judged(is_well, "files", message, f"delete small files, or {_ELSEWHERE}", meaning)
 
 
 def check_rename(place: Path) -> Finding:
@@ -91,17 +98,15 @@ def check_rename(place: Path) -> Finding:
         old.replace(new)
         seen = new.read_text()
         if seen != f"after {index}" or old.exists():
-            meaning = "a reader may see half a commit"
             message = f"a renamed file read {seen!r}, expected 'after {index}'"
-            return Finding("error", "rename", message, _ELSEWHERE, meaning)
+            return Finding("error", "rename", message, _ELSEWHERE, "a reader may see half a commit")
     folder, target = place / "step.partial", place / "step"
     folder.mkdir()
     (folder / "data").write_text("x")
     folder.rename(target)
-    if not (target / "data").exists() or folder.exists():
-        message = "a renamed folder is not whole under its new name"
-        return Finding("error", "rename", message, _ELSEWHERE, "checkpoints are committed by such a rename")
-    return Finding("ok", "rename", "files and folders are renamed in one step")
+    is_whole = (target / "data").exists() and not folder.exists()
+    message = f"files and folders are {'' if is_whole else 'not '}renamed in one step"
+    return judged(is_whole, "rename", message, _ELSEWHERE, "checkpoints are committed by such a rename", "error")
 
 
 def check_exclusive(place: Path) -> Finding:
@@ -118,22 +123,19 @@ def check_exclusive(place: Path) -> Finding:
 
 def check_lock(place: Path) -> Finding:
     """Returns whether a lock keeps another process out."""
-    meaning = "two runs in one folder would silently destroy each other's checkpoints"
-    with _opened(place / "locked") as descriptor:
+    message, fix = "two got the same exclusive lock", "mount it with locks that hold (Lustre: -o flock, not localflock)"
+    with _opened(place / "locked") as descriptor, _opened(place / "locked") as other:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Finding("ok", "lock", "a lock keeps others out")
         except OSError as error:
-            if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
-                fix = f"mount it with locks (NFS: lockd; Lustre: -o flock), or {_ELSEWHERE}"
-                return Finding("error", "lock", f"flock: {error.strerror}", fix, meaning)
-            raise
-        with _opened(place / "locked") as other:
-            try:
-                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return Finding("ok", "lock", "a lock keeps others out")
-    fix = f"mount it with locks that hold (Lustre: -o flock, not localflock), or {_ELSEWHERE}"
-    return Finding("error", "lock", "two got the same exclusive lock", fix, meaning)
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
+                raise
+            message, fix = f"flock: {error.strerror}", "mount it with locks (NFS: lockd; Lustre: -o flock)"
+    meaning = "two runs in one folder would silently destroy each other's checkpoints"
+    return Finding("error", "lock", message, f"{fix}, or {_ELSEWHERE}", meaning)
 
 
 def check_append(place: Path) -> Finding:
@@ -147,11 +149,10 @@ def check_append(place: Path) -> Finding:
         process.wait(60)
     lines = path.read_text(errors="replace").splitlines()
     expected = {f"{name} {index}" for name in names for index in range(_LINES)}
-    if set(lines) == expected and len(lines) == len(expected):
-        return Finding("ok", "append", f"{len(lines)} lines that {_APPENDERS} processes appended at once are all there")
+    is_whole = set(lines) == expected and len(lines) == len(expected)
     message = f"of {len(expected)} lines appended at once, {len(expected & set(lines))} are there"
     meaning = "events and ledger of a run lose lines where two processes write"
-    return Finding("warning", "append", message, _ELSEWHERE, meaning)
+    return judged(is_whole, "append", message, _ELSEWHERE, meaning)
 
 
 def check_fsync(place: Path) -> Finding:
@@ -171,21 +172,16 @@ def check_fsync(place: Path) -> Finding:
     finally:
         os.close(folder)
     seconds = time.perf_counter() - began
+    meaning = "every save waits that long several times, in the background"
     message = f"a file and its folder are durable after {seconds * 1e3:.1f} ms"
-    if seconds > _MOST_FSYNC_SECONDS:
-        meaning = "every save waits that long several times, in the background"
-        return Finding("warning", "fsync", message, _ELSEWHERE, meaning)
-    return Finding("ok", "fsync", message)
+    return judged(seconds <= _MOST_FSYNC_SECONDS, "fsync", message, _ELSEWHERE, meaning)
 
 
 def check_clock(place: Path) -> Finding:
     """Returns whether this machine's clock agrees with the one that stamps files."""
     skew = skew_seconds(place)
     message = f"this clock is {skew:+.1f} s from the file system's"
-    if abs(skew) > _MOST_SKEW_SECONDS:
-        meaning = "leases seem fresh or stale when they aren't, and logs of hosts don't line up"
-        return Finding("warning", "clock", message, "synchronise it: chrony or systemd-timesyncd", meaning)
-    return Finding("ok", "clock", message)
+    return judged(abs(skew) <= MOST_SKEW_SECONDS, "clock", message, CLOCK_FIX, CLOCK_MEANING)
 
 
 def skew_seconds(place: Path) -> float:

@@ -21,12 +21,17 @@ from kanawa.plugins import Finding, host
 from kanawa.plugins.devices import device_specs
 from kanawa.plugins.discovery import installed_version
 
-from kanawa_runtime.preflight.file_system import skew_seconds
+from kanawa_runtime.preflight.file_system import (
+    CLOCK_FIX,
+    CLOCK_MEANING,
+    MOST_SKEW_SECONDS,
+    judged,
+    skew_seconds,
+)
 
 _FOLDER = ".kanawa-doctor"
 #: Older records are those of an earlier call.
 _FRESH_SECONDS = 600.0
-_MOST_SKEW_SECONDS = 5.0
 _FLAGS = ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
 #: What has to be the same on all hosts, with what a difference does.
 _ALIKE = {
@@ -84,25 +89,18 @@ def compare(records: Mapping[str, Mapping[str, Any]], count: int) -> list[Findin
         values: dict[str, list[str]] = {}
         for each in records.values():
             values.setdefault(str(each.get(name)), []).append(str(each.get("host")))
-        if len(values) > 1:
-            message = "; ".join(f"{value} on {_some(sorted(hosts))}" for value, hosts in sorted(values.items()))
-            found.append(
-                Finding("error", f"{name} of hosts", message, "install and set the same on every host", meaning)
-            )
-        else:
-            found.append(Finding("ok", f"{name} of hosts", f"alike: {next(iter(values), 'none')}"))
+        message = "; ".join(f"{value} on {_some(sorted(hosts))}" for value, hosts in sorted(values.items()))
+        if len(values) < 2:
+            message = f"alike: {next(iter(values), 'none')}"
+        fix = "install and set the same on every host"
+        found.append(judged(len(values) < 2, f"{name} of hosts", message, fix, meaning, "error"))
     skews = {str(each.get("host")): float(each.get("skew_seconds", 0.0)) for each in records.values()}
     apart = max(skews.values(), default=0.0) - min(skews.values(), default=0.0)
     message = f"clocks are at most {apart:.1f} s apart"
-    if apart > _MOST_SKEW_SECONDS:
+    if apart > MOST_SKEW_SECONDS:
         worst = max(skews, key=lambda name: abs(skews[name]))
-        meaning = "leases seem fresh or stale when they aren't, and logs of hosts don't line up"
-        fix = "synchronise it: chrony or systemd-timesyncd"
-        found.append(
-            Finding("error", "clocks of hosts", f"{message}; {worst} is {skews[worst]:+.1f} s off", fix, meaning)
-        )
-    else:
-        found.append(Finding("ok", "clocks of hosts", message))
+        message = f"{message}; {worst} is {skews[worst]:+.1f} s off"
+    found.append(judged(apart <= MOST_SKEW_SECONDS, "clocks of hosts", message, CLOCK_FIX, CLOCK_MEANING, "error"))
     return found
 
 

@@ -9,7 +9,7 @@ from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 from kanawa.plugins import Finding
 
-from kanawa_runtime.preflight import file_system, hosts, network, process
+from kanawa_runtime.preflight import file_system, hosts, process
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def findings(options: Mapping[str, Any]) -> list[Finding]:
     if count is not None and (count < 1 or not run):
         message = f"--hosts {count}: expected 1 or more, and a --run folder that all of them see"
         raise UsageError(message)
-    found = [*file_system.findings(folder), *network.findings(options.get("coordinator", "")), *process.findings()]
+    found = [*file_system.findings(folder), *process.findings(options.get("coordinator", ""))]
     if options.get("devices"):
         found.append(process.check_devices())
     if count is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from kanawa_runtime.report.curves import BASELINE
 from kanawa_runtime.report.parts import card, section, table
 from kanawa_runtime.report.run_data import RunData, field_value
-from kanawa_runtime.train.pace import human_count
+from kanawa_runtime.train.screen import human_count
 
 
 def evaluations(runs: Sequence[RunData], names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from kanawa_runtime.goodput.timeline import Timeline, timeline
 from kanawa_runtime.goodput.times import times
 from kanawa_runtime.report.parts import card, section, table
 from kanawa_runtime.report.run_data import RunData
-from kanawa_runtime.train.pace import human_duration
+from kanawa_runtime.train.screen import human_duration
 
 #: Categories that are read together, with their colour on the page.
 _GROUPS = (

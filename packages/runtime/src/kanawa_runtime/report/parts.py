@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 
 from kanawa_runtime.report.plot import NARROW, WIDE, Series, line_plot
-from kanawa_runtime.train.pace import human_duration
+from kanawa_runtime.train.screen import human_duration
 
 #: Smaller parts of a bar are not drawn; each part keeps its colour on all bars.
 _LEAST_SHARE = 0.005

@@ -1,17 +1,18 @@
-"""Evaluation on the held-out split: one pass, sums added up on the host, divided once."""
+"""Evaluation on the held-out split, sums divided once on the host; and samples of what the model would write."""
 
 import contextlib
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
-from kanawa.contracts import DataSource, Program
+from kanawa.contracts import DataSource, Environment, Program
 from kanawa.kernels import KernelChoice
+from kanawa.plugins import component
 
 from kanawa_runtime.data.trigram import ByteTrigram
-from kanawa_runtime.train.placement import global_batch, local_rows
+from kanawa_runtime.train.batches import global_batch, local_rows
 
 
 class Evaluator:
@@ -79,3 +80,22 @@ def summed_over_hosts(value: float) -> float:
     from jax.experimental import multihost_utils
 
     return float(np.sum(multihost_utils.process_allgather(np.float64(value))))
+
+
+#: The sampler of this package; it lies above training, and is found in the catalog.
+_NAME = "kanawa-runtime:generate"
+
+
+class Sampler(Protocol):
+    """Writes samples of one model."""
+
+    def sample(self, params: Any, state: Any) -> dict[str, str]:
+        """Returns the `prompt` and the `text` after it, or an `error`; never raises."""
+
+
+def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:
+    """Returns the sampler of an experiment; None without a prompt, and for what writes no text."""
+    if not prompt:
+        return None
+    sampler: Sampler | None = component("samplers", _NAME)(prompt, model, source, environment)
+    return sampler

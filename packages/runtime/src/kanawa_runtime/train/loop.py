@@ -22,15 +22,12 @@ from kanawa_runtime.goodput.sections import Sections
 from kanawa_runtime.goodput.time_log import TimeLog
 from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
-from kanawa_runtime.train.ahead import ReadAhead
-from kanawa_runtime.train.announce import already_there, ending, shown
-from kanawa_runtime.train.attempt import Attempt
+from kanawa_runtime.train.attempt import Attempt, Journal
+from kanawa_runtime.train.batches import ReadAhead
 from kanawa_runtime.train.evaluate import trigram_nats_per_byte
-from kanawa_runtime.train.journal import Journal
-from kanawa_runtime.train.kernel_record import KERNELS
-from kanawa_runtime.train.outcome import Outcome
+from kanawa_runtime.train.outcome import Outcome, already_there, ending, shown
 from kanawa_runtime.train.peers import lost_peer
-from kanawa_runtime.train.program_record import memory_peaks
+from kanawa_runtime.train.program_record import KERNELS, memory_peaks
 from kanawa_runtime.train.screen import LineScreen, Screen
 from kanawa_runtime.train.start import Started, start
 from kanawa_runtime.train.stepping import RewoundError, Stepper

@@ -1,10 +1,17 @@
-"""How an attempt ended, for the shell, for `train --json` and for people."""
+"""How an attempt ended: for the shell, for `train --json`, and in words, with the command that comes next."""
 
 import dataclasses
+import os
+import shlex
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
+from kanawa.contracts import DataSource
+
 from kanawa_runtime.exit_codes import DONE, SIGNAL_BASE, STOPPED
+from kanawa_runtime.storage.place import address_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,3 +58,84 @@ class Outcome:
             "eval_nats_per_byte": evaluation.get("nats_per_byte"),
             "signal": self.signal or None,
         }
+
+
+def shown(path: Path | str) -> str:
+    """Returns a path as a person would type it here: relative where it lies below the working directory."""
+    text = str(path)
+    if address_of(text) is not None:
+        return text
+    try:
+        relative = os.path.relpath(text)
+    except (OSError, ValueError):  # the working directory is gone, or on another drive
+        return text
+    return text if relative.startswith("..") else relative
+
+
+def ending(outcome: Outcome, command: str, source: DataSource, prompt: str = "") -> Iterator[str]:
+    """Yields the lines of the end. `command` is what was typed, which resumes the run; of a run that is done, only
+    commands that its data can serve are named.
+    """
+    if outcome.kind == "done":
+        run = shlex.quote(shown(outcome.run))
+        yield f"done: {outcome.step} steps; {_saved(outcome)}"
+        if source.tokenizer is not None:
+            yield f"next: kanawa generate {run} --prompt {shlex.quote(prompt or 'Once upon a time')}"
+        else:
+            yield f"next: kanawa generate {run} --prompt-ids 1,2,3"
+        if source.held_out() is not None:
+            yield f"      kanawa eval {run}"
+        yield f"      kanawa report {run}"
+        return
+    after = f"after step {outcome.step}" if outcome.step or outcome.saved else "before the first step"
+    yield f"stopped by {outcome.signal} {after}; {_saved(outcome)}"
+    yield f"to resume: {command}"
+
+
+def already_there(step: int) -> str:
+    """Returns the line for a run that has nothing left to do."""
+    return f"the run has {step} steps already; ask for more with --steps"
+
+
+def _saved(outcome: Outcome) -> str:
+    if outcome.saved is None:
+        return "nothing was saved"
+    return f"saved in {shown(outcome.saved)}"
+
+
+_MILDER = "lower the learning rate, lengthen the warm-up, or clip harder in a new run"
+
+
+def advice(step: int, *, began: int, dropped: int | None, steps: list[int], run: Path) -> str:
+    """Returns what follows "the loss at step N is nan; ".
+
+    The attempt that `step` went wrong in began at step `began`; `dropped` is the save that waited for this step, and
+    `steps` are those that are committed.
+    """
+    place = shlex.quote(shown(run))
+    mend = f"{_MILDER}, which may start from this one's weights (--init-from {place})"
+    if step in steps:
+        # Saved, so a step from it was sound: only an evaluation that a signal had put off finds fault with it now.
+        older = [kept for kept in steps if kept < step]
+        back = f", or go back to an older one: kanawa train {place} --from-step {older[-1]}" if older else ""
+        return (
+            f"checkpoint {step} is kept, since the step after it was sound. Look at the held-out data and at what only "
+            f"evaluation computes{back}"
+        )
+    if step == began + 1 and began in steps:
+        # A sound step followed when it was saved: other versions or hardware did that, or this machine is at fault.
+        older = [kept for kept in steps if kept < began]
+        back = f", or go back to an older one: kanawa train {place} --from-step {older[-1]}" if older else ""
+        return (
+            f"nothing of this step is saved. It began with checkpoint {began}, which was sound when it was saved: run "
+            f"the command again to see whether it repeats{back}. If it does, {mend}"
+        )
+    nor = "" if dropped is None else f", nor the state of step {dropped}, which leads to it"
+    kept = f"nothing of this step is saved{nor}, and every earlier checkpoint is intact ({steps or 'none yet'}). "
+    if not steps:
+        return f"{kept}Unless the data or the first parameters are at fault, {_MILDER}"
+    return (
+        f"{kept}Step {steps[-1]} is good: the step after it was sound. To resume from it: "
+        f"kanawa train {place} --from-step {steps[-1]}. It comes to the same end unless the machine was at fault: "
+        f"{mend}"
+    )

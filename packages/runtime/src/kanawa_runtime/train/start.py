@@ -21,15 +21,13 @@ from kanawa_runtime.runs.imported import check_sound, fitted, place, stored_mode
 from kanawa_runtime.runs.run_directory import EVENTS, checkpoints_of, unwritable
 from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 from kanawa_runtime.storage.place import shown_place
-from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.attempt import Attempt
-from kanawa_runtime.train.evaluate import Evaluator
+from kanawa_runtime.train.batches import check_vocabulary
+from kanawa_runtime.train.evaluate import Evaluator, Sampler, sampler_of
 from kanawa_runtime.train.init_from import InitFrom, matched
-from kanawa_runtime.train.kernel_record import KernelRecord
-from kanawa_runtime.train.placement import check_vocabulary
-from kanawa_runtime.train.program_record import counted_hits, program_record
+from kanawa_runtime.train.outcome import shown
+from kanawa_runtime.train.program_record import KernelRecord, counted_hits, program_record
 from kanawa_runtime.train.rollout_slot import RolloutWriter
-from kanawa_runtime.train.samples import Sampler, sampler_of
 from kanawa_runtime.train.trainer import TrainState
 
 

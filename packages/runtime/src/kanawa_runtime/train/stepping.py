@@ -23,16 +23,13 @@ from kanawa.errors import KanawaError
 
 from kanawa_runtime import faults
 from kanawa_runtime.exit_codes import STOPPED
-from kanawa_runtime.train.advice import advice
 from kanawa_runtime.train.attempt import Attempt
-from kanawa_runtime.train.idleness import Idleness
-from kanawa_runtime.train.left_out import read_left_out, write_left_out
-from kanawa_runtime.train.placement import global_batch, local_rows
-from kanawa_runtime.train.replica_check import ReplicaCheck
-from kanawa_runtime.train.spikes import Spikes
+from kanawa_runtime.train.batches import global_batch, local_rows, read_left_out, write_left_out
+from kanawa_runtime.train.outcome import advice
+from kanawa_runtime.train.replicas import ReplicaCheck
 from kanawa_runtime.train.start import Started
 from kanawa_runtime.train.step_report import StepReport
-from kanawa_runtime.train.stragglers import Pacer
+from kanawa_runtime.train.step_watch import Idleness, Pacer, Spikes
 
 
 class DivergedError(KanawaError):

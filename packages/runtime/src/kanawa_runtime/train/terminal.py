@@ -10,8 +10,7 @@ from typing import IO, Any
 
 from kanawa.cli.output import write_message
 
-from kanawa_runtime.train.pace import Pace, human_duration
-from kanawa_runtime.train.screen import LineScreen, Screen
+from kanawa_runtime.train.screen import LineScreen, Pace, Screen, human_duration
 
 _REDRAWS_PER_SECOND = 8
 _WIDEST_BAR, _NARROWEST_BAR = 28, 6

@@ -34,13 +34,11 @@ from kanawa_runtime.checkpoint import AutoCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.services.watchdog import Watchdog
-from kanawa_runtime.train.gradients import WholeBatch
+from kanawa_runtime.train.gradients import WholeBatch, spoilt
 from kanawa_runtime.train.init_from import InitFrom
 from kanawa_runtime.train.policies import CheckpointPolicy, DivergencePolicy, EvaluationPolicy, HealthPolicy
 from kanawa_runtime.train.rollout_slot import RolloutConfig
-from kanawa_runtime.train.soundness import Soundness
-from kanawa_runtime.train.spoilt_gradients import spoilt
-from kanawa_runtime.train.step_report import StepReport
+from kanawa_runtime.train.step_report import Soundness, StepReport
 
 
 class TrainState(NamedTuple):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kanawa_runtime.data.tokenizers import pretokens
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bpe_training import learn_merges, merge_pair
+from kanawa_runtime.data.tokenizers.byte_alphabet import FIRST_LEARNED_ID
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
-from kanawa_runtime.data.tokenizers.special_ids import FIRST_LEARNED_ID
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import TokenizerError, tokenizer_from_bytes
 from kanawa_runtime.serve.growing_text import GrowingText

@@ -3,8 +3,8 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
-from kanawa_runtime.data.tokenizers.folder import files_state
 from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
+from kanawa_runtime.data.tokenizers.load import files_state
 from kanawa_runtime.serve.growing_text import GrowingText, StopStrings
 
 from ...data.tokenizers.library_tokenizers import TEXT, byte_level, sentence_pieces

@@ -12,8 +12,8 @@ from kanawa.config import Size
 
 from kanawa_runtime.data.tokenizers import pretokens
 from kanawa_runtime.data.tokenizers.bpe_training import Pair, learn_merges
+from kanawa_runtime.data.tokenizers.byte_alphabet import BASE_TOKENS, BOS_ID, EOS_ID, FIRST_LEARNED_ID, PAD_ID, SPECIAL
 from kanawa_runtime.data.tokenizers.export import folder_files
-from kanawa_runtime.data.tokenizers.special_ids import BASE_TOKENS, BOS_ID, EOS_ID, FIRST_LEARNED_ID, PAD_ID, SPECIAL
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
 

@@ -8,7 +8,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Mapping
 
-from kanawa_runtime.data.tokenizers.special_ids import BASE_TOKENS
+from kanawa_runtime.data.tokenizers.byte_alphabet import BASE_TOKENS
 
 Pair = tuple[int, int]
 

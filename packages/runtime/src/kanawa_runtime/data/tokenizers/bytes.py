@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from kanawa_runtime.data.tokenizers.byte_alphabet import BASE_TOKENS, BOS_ID, EOS_ID, PAD_ID, SPECIAL
 from kanawa_runtime.data.tokenizers.export import byte_pieces, folder_files
-from kanawa_runtime.data.tokenizers.special_ids import BASE_TOKENS, BOS_ID, EOS_ID, PAD_ID, SPECIAL
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
 
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from kanawa_runtime.data.tokenizers.byte_alphabet import CHARACTER_OF, spelled
-from kanawa_runtime.data.tokenizers.special_ids import BOS_ID, EOS_ID, PAD_ID, SPECIAL
+from kanawa_runtime.data.tokenizers.byte_alphabet import BOS_ID, CHARACTER_OF, EOS_ID, PAD_ID, SPECIAL, spelled
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
 

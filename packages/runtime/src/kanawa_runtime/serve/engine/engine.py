@@ -16,7 +16,7 @@ import numpy as np
 from kanawa.contracts import CausalLM, Environment, StoredAdapter
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
+from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.serve.engine import compile_count
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots, LoraSlot

@@ -7,8 +7,7 @@ from kanawa.config import to_json
 from kanawa.contracts import CausalLM
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
-from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
+from kanawa_runtime.data.tokenizers.load import other_tokenizers, tokenizer_of, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.runs.open_run import OpenedRun, open_run

@@ -1,10 +1,10 @@
-"""Which process keeps the others waiting: from how long each one's own part of a step takes.
+"""What the steps of a run show besides their loss: spikes, a device that waits for the host, a process that is slow.
 
-In a gang all steps take the same time, that of the slowest. What tells is the part in which a process does not wait for
-a device: there a slow host, a slow disk or a noisy neighbour shows. Each process puts the median of a window of steps
-where the first one reads it; no process waits for another.
-"""
+In a gang all steps take the same time, that of the slowest. What differs is the part in which a process does not wait
+for a device: there a slow host, a slow disk or a noisy neighbour shows. Each process puts the median of a window of
+steps where the first one reads it; no process waits for another."""
 
+import collections
 import contextlib
 import dataclasses
 import statistics
@@ -12,6 +12,58 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+
+#: Where a loss hardly moves, its spread says nothing: a hundredth of it counts as spread at least.
+_LEAST_SPREAD = 0.01
+
+
+class Spikes:
+    """Compares each loss with the `window` before it: above the median by `factor` times the median deviation."""
+
+    def __init__(self, factor: float | None, window: int) -> None:
+        self._factor = factor
+        self._losses: collections.deque[float] = collections.deque(maxlen=window)
+
+    def take(self, loss: float) -> float | None:
+        """Takes a finite loss; returns what was the limit, where the loss is a spike, which later ones don't count."""
+        limit = self._limit()
+        if limit is not None and loss > limit:
+            return limit
+        self._losses.append(loss)
+        return None
+
+    def _limit(self) -> float | None:
+        if self._factor is None or len(self._losses) < (self._losses.maxlen or 0):
+            return None
+        median = statistics.median(self._losses)
+        spread = statistics.median(abs(loss - median) for loss in self._losses)
+        return median + self._factor * max(spread, _LEAST_SPREAD * abs(median))
+
+
+#: Of this many steps, so many must have been finished before anybody asked.
+_WINDOW, _MOST = 50, 0.9
+#: Shorter steps are mostly host time on any machine.
+_LEAST_IDLE_SECONDS = 0.01
+
+
+class Idleness:
+    """Takes, for each step, whether the device was done before the host came to read its numbers."""
+
+    def __init__(self) -> None:
+        self._steps: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_WINDOW)
+        self._is_told = False
+
+    def took(self, *, was_done: bool, step_seconds: float) -> float | None:
+        """Returns the share of steps in which the device had to wait, when that is news; again after it was busy."""
+        self._steps.append((was_done, step_seconds))
+        if len(self._steps) < _WINDOW:
+            return None
+        share = sum(done for done, _ in self._steps) / _WINDOW
+        seconds = sorted(seconds for _, seconds in self._steps)[_WINDOW // 2]
+        is_idle = share >= _MOST and seconds >= _LEAST_IDLE_SECONDS
+        is_news, self._is_told = is_idle and not self._is_told, is_idle
+        return share if is_news else None
+
 
 #: One slow window happens to everybody, say while a checkpoint is written.
 IN_A_ROW = 3
