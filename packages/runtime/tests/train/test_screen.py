@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from kanawa_runtime.train import pace, screen
+from kanawa_runtime.train import screen
 from kanawa_runtime.train.screen import LineScreen, Pace, Screen, human_count, human_duration
 from kanawa_runtime.train.terminal import TerminalScreen, bar_line
 
@@ -19,7 +19,7 @@ def record(step, **changes):
 def clock(monkeypatch):
     """A monotonic clock that tests move."""
     now = [1000.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
     return now
 
 

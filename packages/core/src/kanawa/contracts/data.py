@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -21,11 +21,24 @@ class DataSource(Configurable):
 
     class Config(Configurable.Config):
         sequence_length: Size = 512
-        seed: Seed = 0
+        #: None is the run's own seed; a number pins the rows, whatever the run's seed is.
+        seed: Seed | None = None
+
+        def seeded(self, seed: int) -> Self:
+            """Returns the config with this seed in every source whose own isn't pinned, nested ones included."""
+            cfg = self.clone()
+            for _, node in cfg.walk():
+                if isinstance(node, DataSource.Config) and node.seed is None:
+                    node.set(seed=seed)
+            return cfg
 
         def set_tokenizer_file(self, file: str) -> None:
             """Sets the saved tokenizer that text is read by; rows that aren't text ignore it."""
             del file
+
+    def __init__(self, cfg: Config) -> None:
+        """Takes the config; a source without a seed, which belongs to no run, has seed 0."""
+        super().__init__(cfg if cfg.seed is not None else cfg.clone().set(seed=0).freeze())
 
     @property
     def packed(self) -> bool:

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", metavar="EXPERIMENT", nargs="?", help=EXPERIMENT_HELP)
     composition_arguments(parser)
     parser.add_argument("--run", dest="directory", metavar="DIR", help="run directory (default: runs/NAME)")
-    parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
+    parser.add_argument("--steps", type=int, metavar="N", help="updates of the run in all; spans a new run's schedule")
     parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     _job_arguments(parser.add_argument_group("the job"))

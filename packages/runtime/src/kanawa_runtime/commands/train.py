@@ -35,7 +35,7 @@ def command() -> Command:
             "kanawa train quickstart --run runs/first\n"
             "kanawa train quickstart --modify moe:num_experts=4 --set seed=1 --steps 100 --run runs/moe\n"
             "kanawa train llama-tiny --data 'mytext/**/*.txt' --run runs/mine\n"
-            "kanawa train runs/mine --steps 2000\n"
+            "kanawa train runs/mine --set steps=2000\n"
             "kanawa train runs/mine --from-step 1000\n"
             "kanawa train downloads/Llama-3.2-1B --data 'mytext/**/*.txt' --run runs/tuned\n"
             "kanawa train quickstart --modify service:name=tensorboard --run runs/watched\n"
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", dest="directory", metavar="DIR", help=f"folder, or s3://bucket/run (default: {default})"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
+    parser.add_argument("--steps", type=int, metavar="N", help="updates of the run in all; spans a new run's schedule")
     parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
     parser.add_argument(
         "--from-step",

@@ -17,12 +17,11 @@ def pretraining(
     The warm-up is the usual 2,000 steps, or a tenth of a run that is too short for them.
     """
     cfg = kn.component("models", model)()
-    warmup = min(2000, steps // 10)
     return Trainer.Config(
         model=cfg,
         data=RandomTokens.Config(sequence_length=sequence_length, vocab_size=cfg.vocab_size),
         batch_size=batch_size,
         precision=PrecisionConfig(compute="bfloat16"),
         steps=steps,
-        learner=Learner.Config(schedule=WarmupCosine.Config(peak=peak, warmup_steps=warmup, decay_steps=steps)),
+        learner=Learner.Config(schedule=WarmupCosine.Config(peak=peak, warmup_fraction=min(2000 / steps, 0.1))),
     )

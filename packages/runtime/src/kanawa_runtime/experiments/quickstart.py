@@ -30,7 +30,7 @@ def quickstart() -> kn.Config:
         learner=Learner.Config(
             # Three of five iterations learn as well here, where orthogonalising costs a sixth of the step.
             optimizer=Muon.Config(newton_schulz_steps=3),
-            schedule=WarmupCosine.Config(peak=1e-2, warmup_steps=40, decay_steps=STEPS, final_fraction=0.02),
+            schedule=WarmupCosine.Config(peak=1e-2, warmup_fraction=0.08, final_fraction=0.02),
         ),
         evaluation=EvaluationPolicy(every_steps=100, max_batches=16, trigram_baseline=True),
         checkpoints=CheckpointPolicy(every_steps=100),

@@ -27,7 +27,7 @@ class Evaluator:
         self.cfg = cfg
         self.program = program
         self.on_kernels = on_kernels
-        self.source: DataSource | None = cfg.data.build().held_out()
+        self.source: DataSource | None = cfg.seeded_data().build().held_out()
         self._compiled: Any = None
 
     def evaluate(

@@ -14,7 +14,7 @@ import jax
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import prepare
 from kanawa.contracts import Batch, CheckpointSaveError
-from kanawa.errors import KanawaError, UsageError
+from kanawa.errors import KanawaError
 
 from kanawa_runtime import faults
 from kanawa_runtime.exit_codes import LOST
@@ -28,6 +28,7 @@ from kanawa_runtime.train.evaluate import trigram_nats_per_byte
 from kanawa_runtime.train.outcome import Outcome, already_there, ending, shown
 from kanawa_runtime.train.peers import lost_peer
 from kanawa_runtime.train.program_record import KERNELS, memory_peaks
+from kanawa_runtime.train.run_length import run_length
 from kanawa_runtime.train.screen import LineScreen, Screen
 from kanawa_runtime.train.start import Started, start
 from kanawa_runtime.train.stepping import RewoundError, Stepper
@@ -44,7 +45,7 @@ _SAVE_SECONDS = 20.0
 class Loop:
     """One attempt at a run, from opening its directory to the last event.
 
-    `steps` is how far to go (None: the config's), `initial` a folder to take the first parameters from, `from_step` the
+    `steps` is how far to go (see `run_length`), `initial` a folder to take the first parameters from, `from_step` the
     committed step to resume from (None: the newest), `command` what a person would type to resume. A second Ctrl-C ends
     the process if the loop `owns_process`; else it raises KeyboardInterrupt.
     """
@@ -61,11 +62,11 @@ class Loop:
         command: str = "",
         owns_process: bool = True,
     ) -> None:
-        self.total = composition.config.steps if steps is None else steps
-        if self.total < 1:
-            message = f"--steps is {self.total}, expected at least 1"
-            raise UsageError(message)
+        length = run_length(composition, directory, steps)
+        composition, self.total = length.composition, length.total
         self.screen = LineScreen() if screen is None else screen
+        if length.remark:
+            self.screen.say(length.remark)
         self.initial = initial
         self.from_step = from_step
         self.owns_process = owns_process

@@ -51,7 +51,9 @@ class TrainState(NamedTuple):
 
 
 class Trainer(Workload):
-    """Trains `model` on `data`: `steps` updates of `batch_size` rows each, seeded by `seed`.
+    """Trains `model` on `data`: `steps` updates of `batch_size` rows each.
+
+    `seed` draws all that is random: parameters, dropout, the order of the data, rollouts; `data.seed` pins the data.
 
     With `rollouts`, rows of data are prompts, and each batch is what the model has written after them.
     """
@@ -66,6 +68,8 @@ class Trainer(Workload):
             "loader",
             "services",
             "health",
+            # `--set steps=N` spans the schedule anew, and is recorded as a change.
+            "steps",
         )
 
         data: DataSource.Config = kn.REQUIRED
@@ -85,6 +89,10 @@ class Trainer(Workload):
         sample_prompt: str = ""
         init_from: InitFrom | None = None
 
+        def seeded_data(self) -> DataSource.Config:
+            """Returns the data, drawn by the run's seed where theirs isn't pinned."""
+            return self.data.seeded(self.seed)
+
         def batch_shape(self) -> BatchShape:
             """Returns the rows of a step's batch and the tokens of a row."""
             return BatchShape(self.batch_size, self.data.sequence_length)
@@ -101,7 +109,8 @@ class Trainer(Workload):
         self.state_specs = state_specs(self.model)
         self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)
         self.gradient_strategy = cfg.gradients.build()
-        data = cfg.data if cfg.rollouts is None else cfg.rollouts.prompts(cfg.data, cfg.batch_size)
+        data = cfg.seeded_data()
+        data = data if cfg.rollouts is None else cfg.rollouts.prompts(data, cfg.batch_size)
         self.source: DataSource = data.build()
 
     @property
