@@ -15,8 +15,8 @@ EXPERIMENTS = sorted(state.name for state in host().components("experiments"))
 
 @functools.cache
 def paths(name: str) -> list[str]:
-    cfg = kn.compose(name).config
-    return [path for path, _ in (*cfg.leaves(), *cfg.walk()) if path]
+    lines = kn.to_text(kn.compose(name).config).splitlines()
+    return [path for path in (line.partition(": ")[0] for line in lines) if path != "."]
 
 
 def composes_or_says_why(data: st.DataObject) -> None:

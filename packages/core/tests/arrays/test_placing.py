@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kanawa.arrays.broadcast import along_last
-from kanawa.arrays.memory import on_device, stored_in
 from kanawa.arrays.optimizer_state import (
     OptimizerStateError,
     follows,
     from_flat,
+    on_device,
     parameter_of,
     state_sharding,
+    stored_in,
     to_flat,
 )
 from kanawa.arrays.plan import ExecutionPlan, use_plan

@@ -4,7 +4,7 @@ Without the trait in force, every function here returns its argument, or calls w
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,27 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from kanawa.arrays.plan import current_plan
 
 T = TypeVar("T")
+
+
+def _differentiated(primal: Callable[[jax.Array], jax.Array], tangent: Callable[[jax.Array], jax.Array]) -> Any:
+    """Returns an identity that does something to x and to its tangent, but only where it is differentiated."""
+
+    # A rule for derivatives alone: a barrier in the function itself would prevent fusions in decoding, too.
+    @jax.custom_jvp
+    def identity(x: jax.Array) -> jax.Array:
+        return x
+
+    identity.defjvp(lambda primals, tangents: (primal(primals[0]), tangent(tangents[0])))
+    return identity
+
+
+def _row_by_row(x: jax.Array) -> jax.Array:
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))  # type: ignore[no-any-return]
+
+
+_materialized = _differentiated(jax.lax.optimization_barrier, jax.lax.optimization_barrier)
+_materialized_gradient = _differentiated(lambda x: x, jax.lax.optimization_barrier)
+_row_major = _differentiated(_row_by_row, _row_by_row)
 
 
 def materialized(x: jax.Array) -> jax.Array:
@@ -43,35 +64,3 @@ def computed_once(function: Callable[[jax.Array], T], x: jax.Array, otherwise: C
     first = x[(0,) * x.ndim]
     chosen: T = jax.lax.cond(first < jnp.inf, function, otherwise, x)
     return chosen
-
-
-# A rule for derivatives alone: a barrier in the function itself would prevent fusions in decoding, too.
-@jax.custom_jvp
-def _materialized(x: jax.Array) -> jax.Array:
-    return x
-
-
-@_materialized.defjvp
-def _materialized_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return jax.lax.optimization_barrier(primals[0]), jax.lax.optimization_barrier(tangents[0])
-
-
-@jax.custom_jvp
-def _materialized_gradient(x: jax.Array) -> jax.Array:
-    return x
-
-
-@_materialized_gradient.defjvp
-def _gradient_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return primals[0], jax.lax.optimization_barrier(tangents[0])
-
-
-@jax.custom_jvp
-def _row_major(x: jax.Array) -> jax.Array:
-    return x
-
-
-@_row_major.defjvp
-def _row_major_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    layout = Layout(tuple(range(primals[0].ndim)))
-    return with_layout_constraint(primals[0], layout), with_layout_constraint(tangents[0], layout)

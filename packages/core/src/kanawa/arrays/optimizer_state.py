@@ -1,4 +1,4 @@
-"""Optimizer state as a flat dictionary: "adam/mu/stack.layer.attention.q.weight", "adam/count".
+"""Optimizer state as a flat dictionary: "adam/mu/stack.layer.attention.q.weight", "adam/count"; and where it is stored.
 
 optax stores tuples of named tuples. In a checkpoint their positions would be names, and adding a
 transform would rename everything after it; a path by transform, field and parameter stays the same.
@@ -10,7 +10,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from kanawa.arrays.plan import current_plan
 from kanawa.errors import KanawaError
+
+#: Memory kinds of shardings; platforms without pinned host memory refuse it when placing or compiling.
+MEMORIES = ("device", "pinned_host")
 
 
 class OptimizerStateError(KanawaError):
@@ -83,3 +87,18 @@ def state_sharding(shape: tuple[int, ...], param: jax.ShapeDtypeStruct, whole: S
     entries = (*placed.spec, *(None for _ in range(len(shape) - len(placed.spec))))
     shared = (entry if size == full else None for entry, size, full in zip(entries, shape, param.shape, strict=True))
     return NamedSharding(placed.mesh, PartitionSpec(*shared), memory_kind=placed.memory_kind)
+
+
+def stored_in(leaf: jax.ShapeDtypeStruct, memory: str) -> jax.ShapeDtypeStruct:
+    """Returns the array's abstract form in `memory`; scalars and arrays without a mesh stay on the device."""
+    if memory == "device" or not leaf.shape or not isinstance(leaf.sharding, NamedSharding):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding.with_memory_kind(memory))
+
+
+def on_device(state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns optimizer state in device memory; the step's output shardings move it back."""
+    if current_plan().optimizer_memory == "device":
+        return dict(state)
+    # Scalars (counts) are never moved: a transfer would cost more than it saves.
+    return {name: jax.device_put(x, jax.memory.Space.Device) if x.ndim else x for name, x in state.items()}

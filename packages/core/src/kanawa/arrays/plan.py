@@ -4,20 +4,32 @@ It travels in a JAX user context. A plain ContextVar would go stale: a function 
 would be served from the cache under another.
 """
 
+import abc
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
-from kanawa.arrays.distributed import Distributed
 from kanawa.arrays.precision import Precision
 from kanawa.arrays.rules import Rules
 from kanawa.plugins.records import ProgramTraits, Purpose
 
 #: (operation, problem as text, kernel name, tuning).
 KernelUse = tuple[str, str, str, tuple[tuple[str, int], ...]]
+
+
+class Distributed(abc.ABC):
+    """A strategy's implementation of an operation over the shards of an axis on which each shard's result depends.
+
+    Instances are part of the execution plan and thus of jit's cache key: make them frozen dataclasses.
+    """
+
+    #: The operation: "attention" (kanawa.kernels.attention.over_shards) or "experts" (TokenDispatcher).
+    operation: ClassVar[str]
+    #: Its name in the kernel manifest, such as "ring".
+    name: ClassVar[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +62,7 @@ class ExecutionPlan:
         kernels: how kernels are chosen.
         distributed: strategies' implementations of operations over shards.
         platform, device_kind: the devices compiled for; None if this process's devices run the program.
-        optimizer_memory: where optimizer state is stored between steps (kanawa.arrays.memory).
+        optimizer_memory: where optimizer state is stored between steps (kanawa.arrays.optimizer_state).
         purpose: what the program is for, set by the code that builds it.
         traits: what the target's compiler needs of the program, answered by its backend.
     """

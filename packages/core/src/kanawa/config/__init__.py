@@ -7,13 +7,13 @@ from kanawa.config.callables import connect_catalog as connect_catalog
 from kanawa.config.callables import public_name as public_name
 from kanawa.config.callables import resolve_callable as resolve_callable
 from kanawa.config.configurable import Configurable as Configurable
-from kanawa.config.digest import digest as digest
 from kanawa.config.field_types import FieldTypeError as FieldTypeError
+from kanawa.config.freezing import AbstractRoleError as AbstractRoleError
 from kanawa.config.freezing import IncompleteConfigError as IncompleteConfigError
+from kanawa.config.json_form import digest as digest
 from kanawa.config.json_form import to_json as to_json
 from kanawa.config.json_load import ConfigLoadError as ConfigLoadError
 from kanawa.config.json_load import from_json as from_json
-from kanawa.config.modifier import Modifier as Modifier
 from kanawa.config.origin import Origin as Origin
 from kanawa.config.origin import origin as origin
 from kanawa.config.override import OverrideError as OverrideError
@@ -34,10 +34,10 @@ from kanawa.config.ranges import Seed as Seed
 from kanawa.config.ranges import Size as Size
 from kanawa.config.record import Config as Config
 from kanawa.config.record import UnknownFieldError as UnknownFieldError
+from kanawa.config.rewrite import Modifier as Modifier
 from kanawa.config.rewrite import RewriteError as RewriteError
 from kanawa.config.rewrite import replace as replace
 from kanawa.config.rewrite import rewriting as rewriting
-from kanawa.config.roles import AbstractRoleError as AbstractRoleError
 from kanawa.config.schema import Field as Field
 from kanawa.config.schema import SchemaError as SchemaError
 from kanawa.config.sentinels import ABSENT as ABSENT

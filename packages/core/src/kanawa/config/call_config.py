@@ -1,5 +1,6 @@
 """config_for: a config for any function or class, with fields from its signature."""
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Hashable
@@ -7,7 +8,7 @@ from typing import Any
 
 from kanawa.config.callables import public_name, resolve_callable
 from kanawa.config.configurable import Configurable
-from kanawa.config.field_types import FieldType, FieldTypeError, Mismatch, admit_any
+from kanawa.config.field_types import ANYTHING, FieldType, FieldTypeError, Mismatch, admit_any
 from kanawa.config.origin import Origin
 from kanawa.config.record import Config, revive
 from kanawa.config.schema import Field, Schema
@@ -28,7 +29,7 @@ class CallableConfig(Config):
         values = {name: value for name, value in vars(self).items() if not _callee_decides(signature, name, value)}
         below = {name: value for name, value in runtime.items() if name in _left_to_parent(self)}
         extra = runtime.keys() - self.fields().keys() - below.keys()
-        if extra and not _takes_any_name(signature):
+        if extra and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
             name = min(extra)
             near = did_you_mean(name, self.fields())
             message = f"{public_name(callee)} takes no argument {name!r}{near}"
@@ -39,13 +40,10 @@ class CallableConfig(Config):
             message = f"{public_name(callee)} can't be called: {', '.join(missing)} not set"
             raise ConfigError(message)
         for name in values.keys() - runtime.keys():
-            values[name] = self._argument(name, values[name], below)
+            # A parameter annotated with a Config class asks for the config itself.
+            if not self.fields()[name].type.mentions("config"):
+                values[name] = _built(values[name], below)
         return callee(*_positional(signature, values), **values)
-
-    def _argument(self, name: str, value: Any, below: dict[str, Any]) -> Any:
-        # A parameter annotated with a Config class asks for the config itself.
-        wants_config = self.fields()[name].type.mentions("config")
-        return value if wants_config else _built(value, below)
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (dict(vars(self)), self._origins, self._frozen)
@@ -97,26 +95,15 @@ class _CallField(Field):
 
     __slots__ = ()
 
-    @property
-    def type(self) -> FieldType:
-        """Returns the parameter's type, widened by nested configs and the parameter's default."""
-        return self._resolved()
-
     def _resolved(self) -> FieldType:
-        if self._type is None:
-            self._type = self._widened(self._declared())
-        return self._type
-
-    def _declared(self) -> FieldType:
+        """Returns the parameter's type, widened by nested configs and the parameter's default."""
+        if self._type is not None:
+            return self._type
+        declared, default = ANYTHING, self.default
         if self.annotation is not inspect.Parameter.empty:
-            try:
-                return super()._resolved()
-            except (FieldTypeError, NameError, TypeError, SyntaxError):
-                pass  # A third party's annotation may be anything: then any config value is fine.
-        return FieldType(Any, "Any", admit_any)
-
-    def _widened(self, declared: FieldType) -> FieldType:
-        default = self.default
+            # A third party's annotation may be anything: then any config value is fine.
+            with contextlib.suppress(FieldTypeError, NameError, TypeError, SyntaxError):
+                declared = super()._resolved()
 
         def admit(value: Any, copy: bool) -> Any:
             # A nested config is replaced by what it builds, whose type is not known yet.
@@ -124,7 +111,8 @@ class _CallField(Field):
                 return admit_any(value, copy)
             return declared.admit(value, copy)
 
-        return FieldType(declared.annotation, declared.text, admit)
+        self._type = FieldType(declared.annotation, declared.text, admit)
+        return self._type
 
 
 def config_for(callable_: Callable[..., Any], /, *args: Any, **values: Any) -> Any:
@@ -176,20 +164,10 @@ def call_config_class(callable_: Any) -> type[CallableConfig]:
     name = public_name(callable_)
     label = f"config_for({name})"
     cls: Any = type(label, (CallableConfig,), {"__module__": __name__})
-    cls.callee = _Callee(callable_)
+    cls.callee = staticmethod(callable_)  # not bound to the config
     cls._schema = Schema(_fields(callable_, name, cls), frozenset(), {})
     made: type[CallableConfig] = cls
     return made
-
-
-class _Callee:
-    """Hands out a function without binding it to the config."""
-
-    def __init__(self, callable_: Callable[..., Any]) -> None:
-        self._callable = callable_
-
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
-        return self._callable
 
 
 def _fields(callable_: Callable[..., Any], name: str, cls: type) -> dict[str, Field]:
@@ -199,7 +177,8 @@ def _fields(callable_: Callable[..., Any], name: str, cls: type) -> dict[str, Fi
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
             each = Any if parameter.annotation is parameter.empty else parameter.annotation
-            parameter = parameter.replace(annotation=_several(each), kind=parameter.KEYWORD_ONLY, default=())
+            several: Any = f"tuple[{each}, ...]" if isinstance(each, str) else tuple[each, ...]  # type: ignore[valid-type]
+            parameter = parameter.replace(annotation=several, kind=parameter.KEYWORD_ONLY, default=())
         if hasattr(Config, parameter.name) or parameter.name.startswith("_"):
             if parameter.default is not parameter.empty:
                 continue
@@ -210,11 +189,6 @@ def _fields(callable_: Callable[..., Any], name: str, cls: type) -> dict[str, Fi
             raise ConfigError(message)
         fields[parameter.name] = _field(callable_, parameter, cls)
     return fields
-
-
-def _several(annotation: Any) -> Any:
-    """Returns the annotation of a tuple of these; one that is still text stays so."""
-    return f"tuple[{annotation}, ...]" if isinstance(annotation, str) else tuple[annotation, ...]
 
 
 def _field(callable_: Callable[..., Any], parameter: inspect.Parameter, cls: type) -> Field:
@@ -255,10 +229,6 @@ def _signature(callable_: Callable[..., Any]) -> inspect.Signature:
             "wrap it in a function with named parameters"
         )
         raise ConfigError(message) from error
-
-
-def _takes_any_name(signature: inspect.Signature) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
 def _revive_call(

@@ -3,8 +3,8 @@
 import abc
 from typing import Any, ClassVar, Self
 
+from kanawa.config.freezing import refuse_role
 from kanawa.config.record import Config as Record
-from kanawa.config.roles import refuse_role
 from kanawa.config.schema import SchemaError
 from kanawa.errors import ConfigError
 

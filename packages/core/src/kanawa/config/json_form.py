@@ -1,20 +1,23 @@
-"""Configs as JSON that loads back to an equal config.
+"""Configs as JSON that loads back to an equal config, and digests of it.
 
 A node is an object with "$type" (or "$call") and "$version"; what JSON has no word for is an object
 with one "$" key: $callable, $enum, $tuple, $float, $unset, $dict.
 """
 
 import enum
+import hashlib
+import json
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kanawa.config.callables import public_name
 from kanawa.config.field_types import Mismatch
-from kanawa.config.paths import join_path
+from kanawa.config.paths import Key, join_path
 from kanawa.config.record import Config
 from kanawa.config.sentinels import Sentinel
 from kanawa.config.traverse import walk_keys
-from kanawa.config.values import ATOMS, Node, items_of, same_value
+from kanawa.config.values import ATOMS, Node, holds_config, items_of, same_value
+from kanawa.errors import ConfigError, did_you_mean
 
 
 class Encoding(NamedTuple):
@@ -26,6 +29,7 @@ class Encoding(NamedTuple):
 
 
 _FULL = Encoding()
+Part = Literal["experiment", "placement", "all"]
 
 
 def to_json(cfg: Config, *, origins: bool = False) -> dict[str, Any]:
@@ -46,6 +50,41 @@ def to_json(cfg: Config, *, origins: bool = False) -> dict[str, Any]:
 def encode_value(value: Any, encoding: Encoding = _FULL) -> Any:
     """Returns any config value as JSON data that carries its own types."""
     return _encode(value, encoding, bare_tuples=False)
+
+
+def digest(cfg: Config, part: Part = "experiment") -> str:
+    """Returns a sha256 over canonical JSON.
+
+    "experiment" leaves out the fields in each class's PLACEMENT, "placement" takes only those with
+    their paths, "all" takes everything; INTRINSIC fields count in "all" only. Schema versions and origins don't count.
+    """
+    if part == "experiment":
+        content = encode_value(cfg, Encoding(versions=False, placement=False, intrinsic=False))
+    elif part == "placement":
+        content = _placement(cfg, ())
+    elif part == "all":
+        content = encode_value(cfg, Encoding(versions=False))
+    else:
+        message = f"no digest {part!r}{did_you_mean(part, ('experiment', 'placement', 'all'))}"
+        raise ConfigError(message)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _placement(value: Any, at: tuple[Key, ...]) -> dict[str, Any]:
+    # Keyed by path: a field that moves to another node must change the digest.
+    placed: dict[str, Any] = {}
+    if isinstance(value, Node):
+        chosen = value._schema.placement  # type: ignore[attr-defined]
+        for name, inner in vars(value).items():
+            if name in chosen:
+                placed[join_path((*at, name))] = encode_value(inner, Encoding(versions=False, intrinsic=False))
+            elif name not in value._schema.intrinsic:  # type: ignore[attr-defined]
+                placed.update(_placement(inner, (*at, name)))
+    elif holds_config(value):
+        for key, inner in items_of(value):
+            placed.update(_placement(inner, (*at, key)))
+    return placed
 
 
 def _encode_node(node: Any, encoding: Encoding) -> dict[str, Any]:

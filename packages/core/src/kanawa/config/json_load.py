@@ -17,8 +17,6 @@ from kanawa.errors import ConfigError, did_you_mean
 from kanawa.guarded_read import MOST_LEVELS, inside, is_deep
 
 Origins = dict[str, list[list[Any]]]
-# An origin without its last part, the value, is of an early file.
-_ORIGIN_PARTS = (len(Origin._fields) - 1, len(Origin._fields))
 # What must be under a tag, before it is looked into.
 _HELD = {"$tuple": list, "$dict": dict, "$callable": str, "$float": str, "$unset": str, "$enum": str}
 
@@ -53,7 +51,8 @@ def _origins(data: dict[str, Any]) -> Origins:
     """Returns who set what, as written; raises ConfigLoadError for anything else."""
     origins = data.get("$origins", {})
     made = [each for history in inside(origins) for each in (history if isinstance(history, list) else [None])]
-    if not isinstance(origins, dict) or not all(isinstance(each, list) and len(each) in _ORIGIN_PARTS for each in made):
+    whole = all(isinstance(each, list) and len(each) == len(Origin._fields) for each in made)
+    if not isinstance(origins, dict) or not whole:
         message = '"$origins" can\'t be read: expected {path: [[stage, detail, file, line, value], ...]}; leave it out'
         raise ConfigLoadError(message)
     return origins
@@ -86,7 +85,10 @@ def _decode_tagged(tag: str, data: dict[str, Any], at: tuple[Key, ...], origins:
     if tag == "$callable":
         return _resolve(value, at)
     if tag == "$float":
-        return _special_float(value, at)
+        if value not in ("inf", "-inf", "nan"):
+            message = f'{_place(at)}"$float" must hold a number such as "inf", got {found_text(value)}'
+            raise ConfigLoadError(message)
+        return float(value)
     if tag == "$unset" and value in UNSET_BY_NAME:
         return UNSET_BY_NAME[value]
     if tag == "$enum":
@@ -160,14 +162,6 @@ def _node_class(data: dict[str, Any], at: tuple[Key, ...]) -> type[Config]:
         message = f"{_place(at)}{data['$type']!r} is not a Config class"
         raise ConfigLoadError(message)
     return cls
-
-
-def _special_float(text: str, at: tuple[Key, ...]) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        message = f'{_place(at)}"$float" must hold a number such as "inf", got {found_text(text)}'
-        raise ConfigLoadError(message) from None
 
 
 def _resolve(name: str, at: tuple[Key, ...], *, is_data: bool = False) -> Any:

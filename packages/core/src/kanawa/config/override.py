@@ -19,6 +19,8 @@ from kanawa.config.sentinels import UNSET_BY_NAME
 from kanawa.config.traverse import owner_of
 from kanawa.errors import ConfigError, UnknownNameError, did_you_mean
 
+_OVERRIDE = re.compile(r'((?:[^\[\]=]|\[(?:"(?:[^"\\]|\\.)*"|[^"\]])*\])*)=(.*)', re.DOTALL)
+
 
 class OverrideError(ConfigError):
     """An override can't be read, leads nowhere, or has a value its field doesn't take."""
@@ -47,18 +49,11 @@ def apply_override(cfg: Config, text: str) -> str:
 
 def _split(text: str) -> tuple[str, str]:
     """Splits at the first `=` outside brackets, since a quoted key may hold one."""
-    depth, quoted = 0, False
-    for i, character in enumerate(text):
-        if character == '"' and depth and text[i - 1] != "\\":
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif character in "[]":
-            depth += 1 if character == "[" else -1
-        elif character == "=" and depth == 0:
-            return text[:i].strip(), text[i + 1 :].strip()
-    message = f"can't read the override {text!r}: write path=value, for example model.norm.eps=1e-5"
-    raise OverrideError(message)
+    found = _OVERRIDE.fullmatch(text)
+    if found is None:
+        message = f"can't read the override {text!r}: write path=value, for example model.norm.eps=1e-5"
+        raise OverrideError(message)
+    return found[1].strip(), found[2].strip()
 
 
 def _candidates(path: str, text: str, field: Field) -> Iterator[Any]:

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from kanawa.config import traverse
-from kanawa.config.freezing import freeze_tree
+from kanawa.config.freezing import freeze_tree, refuse_role
 from kanawa.config.origin import Origin, caller, current_stage
 from kanawa.config.paths import join_path
-from kanawa.config.roles import refuse_role
 from kanawa.config.schema import (
     Field,
     Schema,
@@ -95,11 +94,7 @@ class Config(Node):
 
     def clone(self, **values: Any) -> Self:
         """Returns a deep, mutable copy with some fields set."""
-        copied = object.__new__(type(self))
-        _slot(copied, "_frozen", False)
-        _slot(copied, "_mark", self._mark)
-        _slot(copied, "_origins", dict(self._origins))
-        copied.__dict__.update({k: copy_value(v) for k, v in self.__dict__.items()})
+        copied = self._copied({k: copy_value(v) for k, v in self.__dict__.items()})
         if values:
             copied._assign(values)
         return copied
@@ -111,11 +106,7 @@ class Config(Node):
         """
         if not self._frozen:
             return self.clone(**values).freeze()
-        copied = object.__new__(type(self))
-        _slot(copied, "_frozen", False)
-        _slot(copied, "_mark", self._mark)
-        _slot(copied, "_origins", dict(self._origins))
-        copied.__dict__.update(self.__dict__)
+        copied = self._copied(self.__dict__)
         if values:
             copied._assign(values)
         return copied.freeze()
@@ -152,10 +143,6 @@ class Config(Node):
         """Yields (path, config) for this config and all inside it, parents first."""
         return ((join_path(keys), node) for keys, node in list(traverse.walk_keys(self)))
 
-    def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Yields (path, value) for every value that is not a config."""
-        return ((join_path(keys), value) for keys, value in list(traverse.leaf_keys(self)))
-
     # Freezing and building
 
     @property
@@ -173,7 +160,7 @@ class Config(Node):
         return self
 
     def freeze_in_place(self) -> None:
-        """Freezes this node alone; `freeze` is the one to call."""
+        """Freezes this node alone; for `freeze`."""
         self.__dict__.update({k: freeze_value(v) for k, v in self.__dict__.items()})
         _slot(self, "_frozen", True)
 
@@ -240,6 +227,11 @@ class Config(Node):
         return revive, (type(self), dict(self.__dict__), self._origins, self._frozen)
 
     # Inside this package
+
+    def _copied(self, values: dict[str, Any]) -> Self:
+        copied = revive(type(self), values, dict(self._origins), False)
+        _slot(copied, "_mark", self._mark)
+        return copied
 
     def _assign(self, values: dict[str, Any], where: str = "") -> None:
         if self._frozen:

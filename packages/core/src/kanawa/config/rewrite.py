@@ -1,5 +1,7 @@
-"""replace: swaps or edits every matching node of a config tree."""
+"""replace: swaps or edits every matching node of a config tree; and modifiers, which do so in their own name."""
 
+import abc
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -47,17 +49,37 @@ def rewriting() -> Iterator[None]:
         _CHANGES.reset(token)
 
 
-@contextmanager
-def acting(label: str) -> Iterator[None]:
-    """Makes replacements inside the block in the name of one modifier."""
-    detail = current_stage()[1]
-    name = f"{label} ({detail})" if detail and detail != label else label
-    with rewriting():
-        token = _ACTOR.set(_Actor(object(), name))
-        try:
-            yield
-        finally:
-            _ACTOR.reset(token)
+class Modifier(Configurable):
+    """Rewrites a config: changes it in place or returns another one.
+
+    While it runs, replacements are made in its name, so that two modifiers that replace the same
+    part of a tree are found out.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, cfg: Config) -> Config:
+        """Returns the rewritten config."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).get("__call__")
+        if own is not None and not getattr(own, "__isabstractmethod__", False):
+            cls.__call__ = _named(own)  # type: ignore[method-assign]
+
+
+def _named(call: Callable[..., Config]) -> Callable[..., Config]:
+    @functools.wraps(call)
+    def wrapper(self: Modifier, cfg: Config) -> Config:
+        label, detail = type(self).__qualname__, current_stage()[1]
+        name = f"{label} ({detail})" if detail and detail != label else label
+        with rewriting():
+            token = _ACTOR.set(_Actor(object(), name))
+            try:
+                return call(self, cfg)
+            finally:
+                _ACTOR.reset(token)
+
+    return wrapper
 
 
 def replace(

@@ -1,17 +1,24 @@
-"""The fields of one config class: collected when the class is made, typed when first needed."""
+"""The fields of one config class: collected when the class is made, typed when first needed.
 
+Annotations are read late: they may name classes that are defined further down the module.
+"""
+
+import re
 import sys
 import types
+import typing
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, ClassVar, ForwardRef, NoReturn, get_args, get_origin
 
-from kanawa.config.annotations import function_locals, is_classvar, resolve_annotation
 from kanawa.config.field_types import FieldType, FieldTypeError, Mismatch, field_type
 from kanawa.config.origin import Origin
 from kanawa.config.sentinels import REQUIRED, Sentinel
 from kanawa.config.value_text import found_text, value_text
 from kanawa.config.values import copy_value, is_copied
 from kanawa.errors import ConfigError, did_you_mean
+
+_CLASSVAR = re.compile(r"(\w+\.)*ClassVar\b")
+_NAMES = re.compile(r"[^\W\d]\w*")
 
 
 class SchemaError(ConfigError):
@@ -146,7 +153,7 @@ def collect_schema(cls: type, frame: types.FrameType) -> Schema:
 
     Fields follow the method resolution order as in a dataclass. Raises SchemaError.
     """
-    captured = function_locals(cls, frame)
+    captured = _function_locals(cls, frame)
     inherited = _inherited(cls)
     own: dict[str, Field] = {}
     annotations = vars(cls).get("__annotations__", {})
@@ -263,3 +270,56 @@ def class_frame() -> types.FrameType:
     while frame.f_code.co_name in ("__init_subclass__", "__new__") and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def is_classvar(annotation: Any) -> bool:
+    """Returns whether an annotation, a string perhaps, declares a class variable."""
+    if isinstance(annotation, str):
+        return _CLASSVAR.match(annotation.strip()) is not None
+    return annotation is ClassVar or get_origin(annotation) is ClassVar
+
+
+def _function_locals(cls: type, frame: types.FrameType) -> dict[str, Any]:
+    """Returns the local names that string annotations of a class defined in a function refer to."""
+    if "<locals>" not in cls.__qualname__:
+        return {}
+    annotations = vars(cls).get("__annotations__", {}).values()
+    wanted = {n for a in annotations if _has_forward(a) for n in _NAMES.findall(str(a))}
+    names: dict[str, Any] = {}
+    at: types.FrameType | None = frame
+    while at is not None and wanted and at.f_code.co_name != "<module>":
+        for name in wanted & at.f_locals.keys():
+            names.setdefault(name, at.f_locals[name])
+        at = at.f_back
+    return names
+
+
+def _has_forward(annotation: Any) -> bool:
+    """Returns whether anything in the annotation is still a string to evaluate."""
+    if isinstance(annotation, str | ForwardRef):
+        return True
+    if get_origin(annotation) is typing.Literal:
+        return False
+    return any(_has_forward(a) for a in get_args(annotation))
+
+
+def resolve_annotation(annotation: Any, owner: type, captured: dict[str, Any]) -> Any:
+    """Evaluates an annotation written in `owner`; raises NameError while a name is not defined yet.
+
+    Names are looked up as Python would, in the defining function's locals and the module's globals,
+    and, beyond Python, in the enclosing Configurable.
+    """
+    if not _has_forward(annotation):
+        return annotation
+    module = sys.modules.get(owner.__module__)
+    module_names = vars(module) if module is not None else {}
+    target = getattr(owner, "_target", None)
+    names: dict[str, Any] = {}
+    for scope in (owner, target):
+        if isinstance(scope, type):
+            names.update((k, v) for k, v in vars(scope).items() if k not in module_names)
+            names.setdefault(scope.__name__, scope)
+    names.update(captured)
+    holder = types.SimpleNamespace(__annotations__={"field": annotation})
+    hints = typing.get_type_hints(holder, dict(module_names), names, include_extras=True)
+    return hints["field"]

@@ -42,7 +42,10 @@ def leaf_keys(value: Any, at: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key,
 
 def get_path(root: Any, path: str) -> Any:
     """Returns the value at a path; raises PathError naming the first part that leads nowhere."""
-    return _follow(root, parse_path(path), path)
+    keys, value = parse_path(path), root
+    for i in range(len(keys)):
+        value = _step(value, keys, i, path)
+    return value
 
 
 def owner_of(root: Any, path: str) -> tuple[Any, str, tuple[Key, ...], tuple[Key, ...]]:
@@ -80,12 +83,6 @@ def container_with(value: Any, at: tuple[Key, ...], keys: tuple[Key, ...], new: 
         raise _nowhere(value, at, key, path)
     items = [container_with(v, at_key, rest, new) if i == key else copy_value(v) for i, v in enumerate(value)]
     return tuple(items) if isinstance(value, tuple) else items
-
-
-def _follow(value: Any, keys: tuple[Key, ...], path: str) -> Any:
-    for i in range(len(keys)):
-        value = _step(value, keys, i, path)
-    return value
 
 
 def _step(value: Any, keys: tuple[Key, ...], i: int, path: str) -> Any:

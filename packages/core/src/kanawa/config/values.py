@@ -27,12 +27,14 @@ class Node:
         raise TypeError
 
 
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+    kind = "list" if isinstance(self, list) else "dict"
+    what = f"this {kind} of a config"
+    raise FrozenConfigError(what)
+
+
 class FrozenList(list[Any]):
     """The list of a frozen config: equal to a list, refuses to change."""
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        what = "this list of a config"
-        raise FrozenConfigError(what)
 
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
@@ -43,10 +45,6 @@ class FrozenList(list[Any]):
 
 class FrozenDict(dict[str, Any]):
     """The dict of a frozen config: equal to a dict, refuses to change."""
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        what = "this dict of a config"
-        raise FrozenConfigError(what)
 
     update = setdefault = pop = popitem = clear = _refuse
     __setitem__ = __delitem__ = __ior__ = _refuse

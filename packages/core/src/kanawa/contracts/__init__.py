@@ -1,6 +1,6 @@
 """The abstract modules and records in which packages meet; import them from their own file or from here."""
 
-from kanawa.arrays.distributed import Distributed as Distributed
+from kanawa.arrays.plan import Distributed as Distributed
 from kanawa.config import connect_catalog
 from kanawa.contracts.batch import BATCH_AXES as BATCH_AXES
 from kanawa.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES

@@ -2,7 +2,7 @@
 
 import abc
 
-from kanawa.arrays.distributed import Distributed
+from kanawa.arrays.plan import Distributed
 from kanawa.arrays.rules import Rules
 from kanawa.config import Configurable
 

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from kanawa.arrays.memory import MEMORIES
+from kanawa.arrays.optimizer_state import MEMORIES
 from kanawa.arrays.precision import Precision
 from kanawa.config import REQUIRED, Config, Configurable
 from kanawa.contracts.device_mesh import DeviceMesh

@@ -4,8 +4,8 @@ import functools
 import types
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from kanawa.config.annotations import is_classvar, resolve_annotation
 from kanawa.config.field_types import annotation_text
+from kanawa.config.schema import is_classvar, resolve_annotation
 from kanawa.errors import ModuleError
 
 

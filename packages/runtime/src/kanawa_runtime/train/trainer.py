@@ -6,8 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from kanawa.arrays.memory import on_device, stored_in
-from kanawa.arrays.optimizer_state import parameter_of, state_sharding
+from kanawa.arrays.optimizer_state import on_device, parameter_of, state_sharding, stored_in
 from kanawa.arrays.prng import step_key
 from kanawa.arrays.shardings import abstract_params, array_sharding, replicated
 from kanawa.arrays.tree import flatten_paths, unflatten_paths

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import jax
 
-from kanawa.arrays.distributed import Distributed
-from kanawa.arrays.plan import current_plan
+from kanawa.arrays.plan import Distributed, current_plan
 from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.operation import Kernel, Operands
