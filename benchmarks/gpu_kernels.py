@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.custom_gradient import call
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa.kernels.masks import CAUSAL
+from kanawa.kernels.number_formats import format_named, quantize_lhs, quantize_rhs
 from kanawa.kernels.operation import Kernel
-from kanawa.kernels.quantized_matmul.formats import format_named
-from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
-from kanawa.kernels.quantized_matmul.quantize import quantize_lhs, quantize_rhs
+from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem
 from kanawa_backends_gpu.kernels.attention.cached import PagedAttention
 from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul
 from kanawa_backends_gpu.kernels.quantized_matmul.weights import QuantizedWeightMatmul

@@ -2,7 +2,7 @@
 
 KERNEL = '''
 from kanawa.kernels import Verdict
-from kanawa.kernels.softmax_cross_entropy.reference import ReferenceCrossEntropy
+from kanawa.kernels.softmax_cross_entropy import ReferenceCrossEntropy
 
 
 class Faster(ReferenceCrossEntropy):

@@ -20,7 +20,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "layers": (
         ("_version",),
-        ("basic", "losses", "adapters"),
+        ("basic", "losses", "adapters", "kernels"),
         ("positions", "feedforward"),
         ("attention", "moe", "stack", "tune"),
         ("recurrent", "models"),

@@ -8,9 +8,9 @@ import dataclasses
 from typing import Any
 
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
-from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
+from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem
 
 #: The GPUs compiled for.
 TARGETS = ("h100", "b200")

@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from kanawa.composition.target import Target, parse_target
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
+from kanawa.kernels.diagonal_recurrence import DiagonalRecurrenceProblem
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
 from kanawa.plugins import component
 from kanawa_backends_tpu.schedule.compiled import compiler

@@ -122,9 +122,8 @@ def test_logits_of_a_tied_head_are_those_of_one_of_its_own():
 
 
 @HERE
-@pytest.mark.parametrize("chunk", [None, 600], ids=["whole", "chunked"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_and_their_gradients_are_native_calls(tied, chunk):
+def test_logits_and_their_gradients_are_native_calls(tied):
     rng = np.random.default_rng(7)
     normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
     hidden, weight, weights = normal(1024, 512), normal(256, 512) if tied else normal(512, 256), jnp.ones(1024)
@@ -132,7 +131,7 @@ def test_logits_and_their_gradients_are_native_calls(tied, chunk):
 
     def gradients(plan):
         def loss(hidden, weight):
-            return softmax_cross_entropy(hidden, weight, targets, weights, tied=tied, chunk_tokens=chunk)[0]
+            return softmax_cross_entropy(hidden, weight, targets, weights, tied=tied)[0]
 
         with use_plan(plan):
             lowered = jax.jit(jax.grad(loss, (0, 1))).lower(hidden, weight)

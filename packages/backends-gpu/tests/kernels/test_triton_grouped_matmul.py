@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
-from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem, ReferenceGroupedMatmul
 from kanawa.kernels.operation import Kernel
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul, _height

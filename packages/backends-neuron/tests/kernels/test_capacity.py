@@ -5,7 +5,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 import pytest
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa_backends_neuron.kernels.attention.training import parts_of
 from kanawa_backends_neuron.kernels.grouped_matmul.kernel import _block
 from kanawa_backends_neuron.kernels.rms_norm.kernel import largest_width

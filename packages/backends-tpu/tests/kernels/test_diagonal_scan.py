@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
+from kanawa.kernels.diagonal_recurrence import DiagonalRecurrenceProblem
 from kanawa.kernels.operation import Tuning
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.diagonal_recurrence.scan import ScanDiagonalRecurrence

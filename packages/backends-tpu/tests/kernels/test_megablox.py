@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import pytest
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
-from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem, ReferenceGroupedMatmul
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.grouped_matmul.megablox import Megablox
 from kanawa_backends_tpu.kernels.grouped_matmul.tiles import MatmulShape, tile_sizes

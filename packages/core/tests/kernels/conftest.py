@@ -17,17 +17,14 @@ from kanawa.plugins.discovery import Entry, Provider, discover  # noqa: E402
 
 CORE = {
     "attention.any.reference": "attention.reference:ReferenceAttention",
-    "grouped_matmul.any.reference": "grouped_matmul.reference:ReferenceGroupedMatmul",
-    "quantized_matmul.any.reference": "quantized_matmul.reference:ReferenceQuantizedMatmul",
-    "rms_norm.any.reference": "rms_norm.reference:ReferenceRMSNorm",
+    "grouped_matmul.any.reference": "grouped_matmul:ReferenceGroupedMatmul",
+    "quantized_matmul.any.reference": "quantized_matmul:ReferenceQuantizedMatmul",
+    "rms_norm.any.reference": "rms_norm:ReferenceRMSNorm",
     "matmul.any.xla": "matmul.reference:ReferenceMatmul",
-    "token_exchange.any.padded": "token_exchange.padded:PaddedTokenExchange",
-    "linear_recurrence.any.chunked": "linear_recurrence.chunked:ChunkedLinearRecurrence",
-    "linear_recurrence.any.reference": "linear_recurrence.reference:ReferenceLinearRecurrence",
-    "diagonal_recurrence.any.associative": "diagonal_recurrence.associative:AssociativeDiagonalRecurrence",
-    "diagonal_recurrence.any.reference": "diagonal_recurrence.reference:ReferenceDiagonalRecurrence",
-    "softmax_cross_entropy.any.chunked": "softmax_cross_entropy.chunked:ChunkedCrossEntropy",
-    "softmax_cross_entropy.any.reference": "softmax_cross_entropy.reference:ReferenceCrossEntropy",
+    "token_exchange.any.padded": "token_exchange:PaddedTokenExchange",
+    "linear_recurrence.any.reference": "linear_recurrence:ReferenceLinearRecurrence",
+    "diagonal_recurrence.any.reference": "diagonal_recurrence:ReferenceDiagonalRecurrence",
+    "softmax_cross_entropy.any.reference": "softmax_cross_entropy:ReferenceCrossEntropy",
 }
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
-from kanawa.kernels import Kernel, Verdict
+from kanawa.errors import KernelError
+from kanawa.kernels import Kernel, Problem, Verdict
 from kanawa.kernels.custom_gradient import call
 
 
@@ -31,14 +32,17 @@ class Scaled(Kernel):
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class Three(Problem):
     """Nothing is static about it."""
 
     def describe(self):
         return "three numbers"
 
+    def result(self, operands):
+        return operands["x"]
 
-PROBLEM = Problem()
+
+PROBLEM = Three()
 X, IDS = jnp.arange(3.0), jnp.array([1, 2])
 
 
@@ -70,7 +74,7 @@ def test_cotangents_of_unknown_operands_are_refused():
     class Wrong(Scaled):
         found = ("y",)
 
-    with pytest.raises(KeyError, match="cotangents of \\['y'\\], which are not operands"):
+    with pytest.raises(KernelError, match="cotangents of \\['y'\\], which are not operands"):
         jax.grad(loss(Wrong()))(X, X)
 
 

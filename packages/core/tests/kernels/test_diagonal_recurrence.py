@@ -1,4 +1,4 @@
-"""Diagonal recurrence: the parallel scan against the reference, and segments against separate rows."""
+"""Diagonal recurrence: segments against separate rows."""
 
 import jax
 import jax.numpy as jnp
@@ -6,17 +6,6 @@ import numpy as np
 import pytest
 from kanawa.errors import KernelError
 from kanawa.kernels.diagonal_recurrence import diagonal_recurrence
-from kanawa.kernels.diagonal_recurrence.associative import AssociativeDiagonalRecurrence
-from kanawa.testing.kernel import KernelConformance
-
-
-class TestAssociative(KernelConformance):
-    # Its scans of many levels are slow to compile, and its problems differ in sizes alone.
-    generated = 4
-    fewest_accepted = 4
-
-    def kernel(self):
-        return AssociativeDiagonalRecurrence()
 
 
 def test_segments_and_initial_state_equal_a_loop(normal):

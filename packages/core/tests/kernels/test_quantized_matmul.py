@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.errors import KernelError
-from kanawa.kernels.quantized_matmul import quantized_matmul
-from kanawa.kernels.quantized_matmul.formats import E4M3, E5M2, INT4, INT8, NF4, pack, unpack
-from kanawa.kernels.quantized_matmul.quantize import dequantize_rhs, quantize_lhs, quantize_rhs
-from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
+from kanawa.kernels.number_formats import (
+    E4M3,
+    E5M2,
+    INT4,
+    INT8,
+    NF4,
+    dequantize_rhs,
+    pack,
+    quantize_lhs,
+    quantize_rhs,
+    unpack,
+)
+from kanawa.kernels.quantized_matmul import ReferenceQuantizedMatmul, quantized_matmul
 from kanawa.testing.kernel import KernelConformance
 
 #: Published with QLoRA's code, appendix E of arXiv:2305.14314, rounded.

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa.kernels.token_exchange.padded import PaddedTokenExchange
-from kanawa.kernels.token_exchange.problem import TokenExchangeProblem
-from kanawa.kernels.token_exchange.ragged import RaggedTokenExchange
+from kanawa.kernels.ragged_exchange import RaggedTokenExchange
+from kanawa.kernels.token_exchange import PaddedTokenExchange, TokenExchangeProblem
 
 SHARDS, ROWS, WIDTH = 3, 8, 2
 #: Rows that each shard sends to each; the first is sent more than there is room for.

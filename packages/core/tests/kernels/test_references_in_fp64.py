@@ -2,8 +2,8 @@
 
 import pytest
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
-from kanawa.kernels.linear_recurrence.reference import ReferenceLinearRecurrence
+from kanawa.kernels.grouped_matmul import ReferenceGroupedMatmul
+from kanawa.kernels.linear_recurrence import ReferenceLinearRecurrence
 from kanawa.testing.kernel import KernelConformance
 
 

@@ -7,8 +7,7 @@ import pytest
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels import Verdict
-from kanawa.kernels.rms_norm import rms_norm
-from kanawa.kernels.rms_norm.reference import ReferenceRMSNorm
+from kanawa.kernels.rms_norm import ReferenceRMSNorm, rms_norm
 from kanawa.testing.kernel import KernelConformance
 
 

@@ -1,4 +1,4 @@
-"""Cross entropy against JAX's own log-softmax, chunked against whole, and memory."""
+"""Cross entropy against JAX's own log-softmax, and memory."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from kanawa.errors import KernelError
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
-from kanawa.kernels.softmax_cross_entropy.chunked import ChunkedCrossEntropy, chunk_size
-from kanawa.testing.compare import examples_for
-from kanawa.testing.kernel import KernelConformance
 
 N, D, V = 24, 8, 32
 
@@ -33,15 +30,12 @@ def oracle(hidden, weight, targets, weights, cap, z, smoothing):
     return tuple(jnp.sum(weights * x) for x in (loss, jnp.ones(N), nll, right))
 
 
-@pytest.mark.parametrize("chunk", [None, 10], ids=["whole", "chunked"])
 @pytest.mark.parametrize("options", [(None, 0.0, 0.0), (2.0, 0.1, 0.2)], ids=["plain", "all"])
-def test_sums_and_gradients_match_the_oracle(options, chunk, operands):
+def test_sums_and_gradients_match_the_oracle(options, operands):
     cap, z, smoothing = options
 
     def ours(*x):
-        loss, weight, extra = softmax_cross_entropy(
-            *x, logit_cap=cap, z_loss=z, label_smoothing=smoothing, chunk_tokens=chunk
-        )
+        loss, weight, extra = softmax_cross_entropy(*x, logit_cap=cap, z_loss=z, label_smoothing=smoothing)
         return loss, weight, extra["nll"], extra["correct"]
 
     def everything(f):
@@ -57,34 +51,22 @@ def test_sums_and_gradients_match_the_oracle(options, chunk, operands):
         np.testing.assert_allclose(mine, want, rtol=2e-5, atol=2e-6)
 
 
-class TestChunked(KernelConformance):
-    generated = 8
-
-    def kernel(self):
-        return ChunkedCrossEntropy()
-
-    def problems(self):
-        # Others are generated; this is all of it at once.
-        return self.examples().problems[-2:-1]
-
-
 def test_tied_and_batched_are_the_same_numbers(operands):
     hidden, weight, targets, weights = operands
     flat = softmax_cross_entropy(*operands)
     rows = (x.reshape(4, 6, *x.shape[1:]) for x in (hidden, targets, weights))
     batched = next(rows)
-    tied = softmax_cross_entropy(batched, weight.T, *rows, tied=True, chunk_tokens=9)
+    tied = softmax_cross_entropy(batched, weight.T, *rows, tied=True)
     for mine, right in zip(jax.tree.leaves(tied), jax.tree.leaves(flat), strict=True):
         np.testing.assert_allclose(mine, right, rtol=1e-5)
 
 
 def test_extras_carry_no_gradient(operands):
-    for chunk in (None, 10):
-        grad = jax.grad(lambda h, c=chunk: softmax_cross_entropy(h, *operands[1:], chunk_tokens=c)[2]["nll"])
-        np.testing.assert_array_equal(grad(operands[0]), 0)
+    grad = jax.grad(lambda h: softmax_cross_entropy(h, *operands[1:])[2]["nll"])
+    np.testing.assert_array_equal(grad(operands[0]), 0)
 
 
-def test_chunked_never_holds_all_logits_and_whole_costs_what_plain_jax_costs():
+def test_it_costs_the_memory_that_plain_jax_costs():
     tokens, width, vocab = 1024, 32, 2048
     hidden, weight = jnp.ones((tokens, width)), jnp.ones((width, vocab))
     targets, weights = jnp.zeros(tokens, jnp.int32), jnp.ones(tokens)
@@ -94,25 +76,14 @@ def test_chunked_never_holds_all_logits_and_whole_costs_what_plain_jax_costs():
         picked = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
         return jnp.sum(jax.nn.logsumexp(logits, axis=-1) - picked)
 
-    def ours(chunk):
-        return lambda h, w: softmax_cross_entropy(h, w, targets, weights, chunk_tokens=chunk)[0]
+    def ours(hidden, weight):
+        return softmax_cross_entropy(hidden, weight, targets, weights)[0]
 
     def memory(f):
         compiled = jax.jit(jax.value_and_grad(f, argnums=(0, 1))).lower(hidden, weight).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    logits = tokens * vocab * 4
-    assert memory(ours(64)) < logits / 4
-    assert memory(ours(None)) <= memory(plain) * 1.01
-
-
-def test_one_chunk_is_refused_with_a_reason_and_chunks_are_even():
-    (whole,) = examples_for("softmax_cross_entropy").problems[-1:]
-    verdict = ChunkedCrossEntropy().supports(whole, None)
-    assert verdict.reason == "96 tokens fit in one chunk of 96: nothing to save"
-    import dataclasses
-
-    assert chunk_size(dataclasses.replace(whole, tokens=100, chunk_tokens=64)) == 50
+    assert memory(ours) <= memory(plain) * 1.01
 
 
 def test_wrong_shapes_are_named(operands):
@@ -123,12 +94,11 @@ def test_wrong_shapes_are_named(operands):
         softmax_cross_entropy(*operands, chunk_tokens=0)
 
 
-@pytest.mark.parametrize("chunk", [None, 10], ids=["whole", "chunked"])
-def test_targets_of_few_bits_are_no_other_tokens(chunk, normal):
+def test_targets_of_few_bits_are_no_other_tokens(normal):
     hidden, weight, targets = normal(N, D), normal(D, 300), jnp.arange(N, dtype=jnp.int32)
 
     def call(hidden, targets):
-        return softmax_cross_entropy(hidden, weight, targets, jnp.ones(N), chunk_tokens=chunk)[0]
+        return softmax_cross_entropy(hidden, weight, targets, jnp.ones(N))[0]
 
     # As 8 bits, token 256 would be token 0 too.
     ours, right = (jax.value_and_grad(call)(hidden, targets.astype(dtype)) for dtype in (jnp.int8, jnp.int32))

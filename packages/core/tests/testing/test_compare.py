@@ -7,7 +7,7 @@ import pytest
 from kanawa.errors import KernelError
 from kanawa.kernels import Verdict
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa.kernels.grouped_matmul import ReferenceGroupedMatmul
 from kanawa.testing.compare import compare_with_reference, examples_for
 from kanawa_kernel_tools.examples.attention import BASE, EXAMPLES
 from kanawa_kernel_tools.examples.grouped_matmul import EXAMPLES as GROUPED

@@ -6,18 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.errors import KernelError
-from kanawa.kernels import Kernel, Verdict
+from kanawa.kernels import Kernel, Problem, Verdict
 from kanawa.testing.compare import Examples
 from kanawa.testing.kernel import KernelConformance
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class RunningSum(Problem):
     length: int
     dtype: str = "float32"
 
     def describe(self):
         return f"running sum of {self.length}"
+
+    def result(self, operands):
+        return operands["x"]
 
 
 class Reference(Kernel):
@@ -42,7 +45,7 @@ class ByMatmul(Reference):
 
 EXAMPLES = Examples(
     reference=Reference(),
-    problems=(Problem(4), Problem(7)),
+    problems=(RunningSum(4), RunningSum(7)),
     operands=lambda problem, rng: {"x": rng.standard_normal(problem.length).astype(np.float32)},
 )
 

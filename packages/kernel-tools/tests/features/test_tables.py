@@ -5,7 +5,7 @@ import json
 import pytest
 from kanawa.cli.main import main
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa.kernels.grouped_matmul import ReferenceGroupedMatmul
 from kanawa.kernels.verdict import first_refusal
 from kanawa_kernel_tools.commands.features import BEGIN, END
 from kanawa_kernel_tools.features.tables import feature_tables

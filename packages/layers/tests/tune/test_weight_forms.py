@@ -8,7 +8,7 @@ import pytest
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.arrays.precision import Precision
 from kanawa.arrays.tree import flatten_paths
-from kanawa.kernels.quantized_matmul.formats import E4M3, E5M2, INT8
+from kanawa.kernels.number_formats import E4M3, E5M2, INT8
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.basic.linear import Linear

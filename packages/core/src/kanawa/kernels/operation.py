@@ -1,9 +1,11 @@
 """The two halves of the kernel contract: what an operation is, what a kernel must offer."""
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import jax.numpy as jnp
 
 from kanawa.arrays.axes import LogicalAxes
 from kanawa.kernels.verdict import SUPPORTED, Verdict, refuse
@@ -21,27 +23,31 @@ Tuning = tuple[tuple[str, int], ...]
 SUMMED = "summed"
 
 
-@runtime_checkable
-class Problem(Protocol):
-    """A frozen, hashable dataclass: all that is static about one call of an operation."""
+class Problem(abc.ABC):
+    """All that is static about one call of an operation; subclasses are frozen, hashable dataclasses."""
 
+    @abc.abstractmethod
     def describe(self) -> str:
         """Returns one line of text for manifests and error messages."""
-        ...
 
-    def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "Problem":
-        """Returns the problem of one shard, whose operands have these shapes."""
-        ...
+    @abc.abstractmethod
+    def result(self, operands: Operands) -> Any:
+        """Returns the output's shapes and dtypes, as ShapeDtypeStructs; what a kernel returns is held to them."""
 
+    def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> Self:
+        """Returns the problem of one shard, whose operands have these shapes; itself where nothing is ever split."""
+        del operand_shapes
+        return self
 
-@runtime_checkable
-class HasExtras(Protocol):
-    """A problem with features that kernels written before them don't know: each kernel says which it takes."""
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of one of the matmuls that it is made of; 0 where it is made of none."""
+        return 0.0
 
     @property
     def extras(self) -> frozenset[str]:
-        """The names of those that this problem has."""
-        ...
+        """Features that kernels written before them don't know: each kernel says which it takes."""
+        return frozenset()
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,6 @@ class Operation:
             mesh axes SUMMED outputs are whole already.
         expects_fused: whether a kernel with `fused=False` counts as a fallback on an accelerator (`require_fused`),
             unless its DeviceSpec names the operation in `unfused`.
-        matmul_flops: FLOPs of one of the matmuls that a problem is made of; None if it is made of none.
     """
 
     name: str
@@ -70,7 +75,6 @@ class Operation:
     manual_axes: tuple[str, ...] | None = None
     dominant: str | None = None
     expects_fused: bool = True
-    matmul_flops: Callable[[Any], float] | None = field(default=None, hash=False, compare=False)
 
 
 class Kernel(abc.ABC):
@@ -89,8 +93,8 @@ class Kernel(abc.ABC):
         autodiff: True if JAX should differentiate through `apply`; `backward` is then not used.
         compiled_calls: what its calls are named in a compiled program, as (pattern, matmuls of the problem's size that
             such a call does), the first that matches counting. By these a plan knows what a fused kernel costs that
-            states no cost of its own; an operation says what one matmul is (`Operation.matmul_flops`).
-        takes: the extras of a problem (`HasExtras`) that it knows. It isn't asked about a problem with others.
+            states no cost of its own; an operation says what one matmul is (`Problem.matmul_flops`).
+        takes: the extras of a problem (`Problem.extras`) that it knows. It isn't asked about a problem with others.
         in_process: True if its calls run only in the process that traced them, as calls of functions by their address
             do. It is then refused for devices that aren't this process's.
         tuning: what it is to run with where that differs from its own choice; read it with `setting`.
@@ -117,7 +121,7 @@ class Kernel(abc.ABC):
 
     def verdict(self, problem: Any, device: "DeviceSpec | None") -> Verdict:
         """Returns what `supports` says, or a refusal of a problem that has something the kernel has never heard of."""
-        unknown = sorted(problem.extras - self.takes) if isinstance(problem, HasExtras) else []
+        unknown = sorted(problem.extras - self.takes)
         # Ignored, an operand that a kernel doesn't look for would silently change nothing.
         return refuse(f"it doesn't take {', '.join(unknown)}") if unknown else self.supports(problem, device)
 
@@ -162,3 +166,11 @@ class UniversalKernel(Kernel):
         """Returns support, always."""
         del problem, device
         return SUPPORTED
+
+
+def wide(*dtypes: Any) -> jnp.dtype:
+    """Returns the dtype of sums: fp32, or fp64 where one of the dtypes is fp64.
+
+    Only a comparison asks for fp64: a reference is then the exact value that kernels are measured against.
+    """
+    return jnp.dtype("float64" if any(jnp.dtype(dtype) == jnp.dtype("float64") for dtype in dtypes) else "float32")

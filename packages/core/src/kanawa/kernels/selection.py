@@ -145,7 +145,7 @@ def _answer(question: _Question) -> Selection:
         kernel=best.name,
         refused=tuple(refused),
         note=note,
-        matmul_flops=_matmul_flops(question),
+        matmul_flops=question.problem.matmul_flops,
         tuning=tuning,
         fallback=_falls_back(question, best),
         local_problem=question.problem,
@@ -169,11 +169,6 @@ def tuned(kernel: Kernel, tuning: Tuning) -> Kernel:
     tuned = copy.copy(kernel)
     tuned.tuning = tuning
     return tuned
-
-
-def _matmul_flops(question: _Question) -> float:
-    count = question.operation.matmul_flops
-    return 0.0 if count is None else count(question.problem)
 
 
 def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "Verdict"]:

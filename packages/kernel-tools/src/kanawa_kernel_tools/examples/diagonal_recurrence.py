@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
-from kanawa.kernels.diagonal_recurrence.reference import ReferenceDiagonalRecurrence
+from kanawa.kernels.diagonal_recurrence import DiagonalRecurrenceProblem, ReferenceDiagonalRecurrence
 from kanawa.testing.compare import Examples
 
 from kanawa_kernel_tools.examples.space import Space

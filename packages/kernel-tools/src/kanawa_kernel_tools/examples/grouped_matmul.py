@@ -6,8 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
-from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem, ReferenceGroupedMatmul
 from kanawa.testing.compare import Examples
 
 from kanawa_kernel_tools.examples.space import Space

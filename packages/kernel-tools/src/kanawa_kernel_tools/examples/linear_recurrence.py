@@ -6,8 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from kanawa.kernels.linear_recurrence.problem import LinearRecurrenceProblem
-from kanawa.kernels.linear_recurrence.reference import ReferenceLinearRecurrence
+from kanawa.kernels.linear_recurrence import LinearRecurrenceProblem, ReferenceLinearRecurrence
 from kanawa.testing.compare import Examples
 
 from kanawa_kernel_tools.examples.space import Space

@@ -6,10 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from kanawa.kernels.quantized_matmul.formats import FORMATS, format_named
-from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
-from kanawa.kernels.quantized_matmul.quantize import quantize_lhs, quantize_rhs
-from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
+from kanawa.kernels.number_formats import FORMATS, format_named, quantize_lhs, quantize_rhs
+from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem, ReferenceQuantizedMatmul
 from kanawa.testing.compare import Examples
 
 from kanawa_kernel_tools.examples.space import Space

@@ -6,8 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from kanawa.kernels.rms_norm.problem import RMSNormProblem
-from kanawa.kernels.rms_norm.reference import ReferenceRMSNorm
+from kanawa.kernels.rms_norm import ReferenceRMSNorm, RMSNormProblem
 from kanawa.testing.compare import Examples
 
 from kanawa_kernel_tools.examples.space import Space

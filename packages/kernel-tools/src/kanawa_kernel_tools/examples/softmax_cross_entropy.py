@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kanawa.kernels.operation import Operands
-from kanawa.kernels.softmax_cross_entropy.losses import Sums
-from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
-from kanawa.kernels.softmax_cross_entropy.reference import ReferenceCrossEntropy
+from kanawa.kernels.softmax_cross_entropy import CrossEntropyProblem, ReferenceCrossEntropy, Sums
 from kanawa.testing.compare import Examples
 
 from kanawa_kernel_tools.examples.space import Space

@@ -10,9 +10,8 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import WeightForm
 from kanawa.contracts.weights import StoredWeight
 from kanawa.kernels.matmul import matmul
+from kanawa.kernels.number_formats import E4M3, E5M2, INT8, NumberFormat, quantize_lhs, quantize_rhs
 from kanawa.kernels.quantized_matmul import quantized_matmul
-from kanawa.kernels.quantized_matmul.formats import E4M3, E5M2, INT8, NumberFormat
-from kanawa.kernels.quantized_matmul.quantize import quantize_lhs, quantize_rhs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,8 @@ from kanawa.arrays.init import Constant
 from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import WeightForm
 from kanawa.contracts.weights import StoredWeight
+from kanawa.kernels.number_formats import INT4, INT8, NF4, NumberFormat, dequantize_rhs, quantize_rhs
 from kanawa.kernels.quantized_matmul import quantized_matmul
-from kanawa.kernels.quantized_matmul.formats import INT4, INT8, NF4, NumberFormat
-from kanawa.kernels.quantized_matmul.quantize import dequantize_rhs, quantize_rhs
 
 
 class WeightOnly(WeightForm):

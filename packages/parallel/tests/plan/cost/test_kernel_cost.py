@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
+from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.masks import CAUSAL, sliding_window
 from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts
@@ -34,7 +34,7 @@ class Swift(Kernel):
 
 
 def choice(problem, kernel="attention.abacus.swift"):
-    return KernelChoice("attention", problem.describe(), kernel, matmul_flops=ATTENTION.matmul_flops(problem))
+    return KernelChoice("attention", problem.describe(), kernel, matmul_flops=problem.matmul_flops)
 
 
 def cost(problem):
@@ -62,12 +62,12 @@ def test_the_scope_tells_windowed_calls_from_whole_ones():
     """Layers of either kind call the same kernel on the same shapes: only their scopes differ."""
     costs = KernelCosts((cost(WHOLE), cost(LOCAL)))
     whole, local = (call_flops(costs, call("swift_fwd", choice(problem).scope)) for problem in (WHOLE, LOCAL))
-    assert local == 2 * ATTENTION.matmul_flops(LOCAL)
+    assert local == 2 * LOCAL.matmul_flops
     assert whole / local == pytest.approx(4096 * 4097 / 2 / (4096 * 128 - 127 * 128 / 2))
 
 
 def test_a_call_outside_of_any_scope_is_the_first_kernels_of_its_name():
-    assert call_flops(KernelCosts((cost(WHOLE), cost(LOCAL))), call("swift_fwd")) == 2 * ATTENTION.matmul_flops(WHOLE)
+    assert call_flops(KernelCosts((cost(WHOLE), cost(LOCAL))), call("swift_fwd")) == 2 * WHOLE.matmul_flops
 
 
 def test_what_is_no_kernels_call_costs_nothing():

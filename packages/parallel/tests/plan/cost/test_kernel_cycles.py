@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from kanawa.composition.target import parse_target
-from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
+from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.masks import CAUSAL
 from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts, recorded_cycles
@@ -61,7 +61,7 @@ def abacus(stranger):
 
 
 def choice(problem=PROBLEM, kernel="attention.abacus.swift"):
-    flops = ATTENTION.matmul_flops(problem)
+    flops = problem.matmul_flops
     return KernelChoice("attention", problem.describe(), kernel, matmul_flops=flops, local_problem=problem)
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 

@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from kanawa.kernels.number_formats import FORMATS, NumberFormat, format_named
 from kanawa.kernels.operation import Kernel, Operands, Tuning
-from kanawa.kernels.quantized_matmul.formats import FORMATS, NumberFormat, format_named
-from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
-from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
+from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem, ReferenceQuantizedMatmul
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_backends_gpu.kernels.triton_tiles import dividing, dot

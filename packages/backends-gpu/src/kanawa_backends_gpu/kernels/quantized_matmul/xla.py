@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
+from kanawa.kernels.number_formats import FORMATS, format_named
 from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.quantized_matmul.formats import FORMATS, format_named
-from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
-from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
+from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem, ReferenceQuantizedMatmul
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 if TYPE_CHECKING:

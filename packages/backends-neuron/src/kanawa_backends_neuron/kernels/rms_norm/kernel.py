@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import jax
 import jax.numpy as jnp
 from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.rms_norm.problem import RMSNormProblem
+from kanawa.kernels.rms_norm import RMSNormProblem
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_backends_neuron.kernels.launch import launch, logical_cores

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
+from kanawa.kernels.diagonal_recurrence import DiagonalRecurrenceProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 

@@ -8,10 +8,9 @@ Of one that reads such weights for 64 rows its estimate is 178 thousand cycles, 
 from typing import TYPE_CHECKING, ClassVar
 
 import jax
+from kanawa.kernels.number_formats import FORMATS
 from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.quantized_matmul.formats import FORMATS
-from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
-from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
+from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem, ReferenceQuantizedMatmul
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from kanawa.kernels.token_exchange import ragged
+from kanawa.kernels import ragged_exchange
 
 
-class RaggedTokenExchange(ragged.RaggedTokenExchange):
+class RaggedTokenExchange(ragged_exchange.RaggedTokenExchange):
     """Sends rows and no padding, over one mesh axis."""
 
     name: ClassVar[str] = "token_exchange.tpu.ragged"

@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
+import jax
 import numpy as np
 
 from kanawa.kernels.masks import MaskSpec
-from kanawa.kernels.operation import Operation
+from kanawa.kernels.operation import Operands, Operation, Problem
 
 Mode = Literal["train", "prefill", "decode"]
 
@@ -37,7 +38,6 @@ ATTENTION = Operation(
     },
     output_axes=(("batch", "length", "heads", None),),
     dominant="heads",
-    matmul_flops=lambda problem: problem.matmul_flops,
 )
 
 #: Where k and v are page pools, shared by all rows.
@@ -51,7 +51,7 @@ RAGGED_AXES = {"page_table": (None, None), "kv_lengths": (None,)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionProblem:
+class AttentionProblem(Problem):
     """Static description of an attention call; a kernel is asked about the local, per-shard one.
 
     Attributes:
@@ -228,3 +228,8 @@ class AttentionProblem:
             num_kv_heads=k[2],
             bias_shape=None if bias is None else (bias[0], bias[1], bias[2], bias[3]),
         )
+
+    def result(self, operands: Operands) -> jax.ShapeDtypeStruct:
+        """Returns [B, T, H, Dv] in the dtype of v, or in q's where v holds bits."""
+        dtype = operands["q" if self.kv_bits else "v"].dtype
+        return jax.ShapeDtypeStruct((self.batch, self.q_length, self.num_heads, self.v_head_dim), dtype)

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kanawa.kernels.accumulate import wide
 from kanawa.kernels.attention.operands import kv_positions, q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.operation import Operands
+from kanawa.kernels.operation import Operands, wide
 
 #: Finite, so that a fully masked row has no NaN in the softmax or in its gradient.
 MASKED = float(np.finfo(np.float32).min)

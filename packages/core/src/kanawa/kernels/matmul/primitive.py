@@ -14,8 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
-from kanawa.errors import KernelError
-from kanawa.kernels.choice import scope_name
+from kanawa.kernels.custom_gradient import applied
 from kanawa.kernels.matmul.problem import MatmulProblem
 from kanawa.kernels.matmul.reference import dot_precision
 from kanawa.kernels.matmul.select import select_matmul
@@ -35,15 +34,7 @@ def _selected(problem: MatmulProblem, x: Any, weight: Any) -> Any:
 
 
 def _computed(x: Array, weight: Array, *, problem: MatmulProblem, kernel: Kernel) -> Array:
-    with jax.named_scope(scope_name(kernel.name, problem.describe())):
-        out: Array = kernel.apply(problem, {"x": x, "weight": weight})
-    if out.shape != problem.out_shape or out.dtype != jnp.dtype(problem.dtype):
-        message = (
-            f"{kernel.name} returned {out.dtype}{list(out.shape)} for {problem.describe()}; expected "
-            f"{problem.dtype}{list(problem.out_shape)}; its author has to mend it, until then use another with "
-            '--set \'execution.kernels={"matmul": "matmul.any.xla"}\''
-        )
-        raise KernelError(message)
+    out: Array = applied(kernel, problem, {"x": x, "weight": weight})
     return out
 
 

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
-from kanawa.kernels.operation import Operation
+from kanawa.kernels.operation import Operands, Operation, Problem
 from kanawa.plugins.records import Purpose
 
 XLayout = Literal["rows_first", "inner_first"]
@@ -22,12 +22,11 @@ MATMUL = Operation(
     manual_axes=(),
     # Every compiler has a good dot of its own.
     expects_fused=False,
-    matmul_flops=lambda problem: problem.matmul_flops,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MatmulProblem:
+class MatmulProblem(Problem):
     """`x` of `rows` x `inner` times `weight` of `inner` x `outputs`; the result is [rows, outputs] in `dtype`.
 
     Attributes:
@@ -94,10 +93,10 @@ class MatmulProblem:
         precision = f", {self.precision} precision" * (self.precision != "default")
         return f"{left} x {right}{result}{sums}{precision}, {self.purpose}{' logits' * self.logits}"
 
-    def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "MatmulProblem":
-        """Returns the problem itself: the operation splits no operands."""
-        del operand_shapes
-        return self
+    def result(self, operands: Operands) -> jax.ShapeDtypeStruct:
+        """Returns [rows, outputs] in the result's dtype."""
+        del operands
+        return jax.ShapeDtypeStruct((self.rows, self.outputs), jnp.dtype(self.dtype))
 
     def x_gradient(self) -> "MatmulProblem":
         """Returns the matmul whose result is the gradient of x, in x's layout; see `gradient_operands`."""

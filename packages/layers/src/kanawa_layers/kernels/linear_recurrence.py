@@ -11,9 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from kanawa.kernels.linear_recurrence.problem import LinearRecurrenceProblem
-from kanawa.kernels.linear_recurrence.triangular import unit_lower_inverse
+from kanawa.kernels.linear_recurrence import LinearRecurrenceProblem
 from kanawa.kernels.operation import Operands, UniversalKernel
 from kanawa.kernels.segments import segments
 
@@ -176,6 +174,29 @@ def _delta_states(
     chunks = tuple(_by_chunk(x) for x in (own, corrected, k, span.leave, span.through))
     final, (states, written) = jax.lax.scan(one_chunk, start, chunks)
     return jnp.moveaxis(states, 0, 1), final, jnp.moveaxis(written, 0, 1)
+
+
+def unit_lower_inverse(below: jax.Array) -> jax.Array:
+    """Returns (I + below)^-1 for strictly lower triangular matrices [..., T, T], fp32.
+
+    Inverses of diagonal blocks are joined to those of twice the size: the corner between two blocks X and Y, where
+    `below` has B, is -Y B X. As stable as substitution, which a power series of `below` would not be.
+    """
+    size = below.shape[-1]
+    index = jnp.arange(size)
+    lead = (1,) * (below.ndim - 2)
+    inverse = jnp.broadcast_to(jnp.eye(size, dtype=below.dtype).reshape(*lead, size, size), below.shape)
+    block = 1
+    while block < size:
+        pair = index // (2 * block)
+        # Same pair, different block: `below` is strictly lower, so of the two corners only the lower left one holds
+        # anything. By masks, not slices: every size works, and all pairs are done in one product.
+        corner = (pair[:, None] == pair[None, :]) & ((index // block)[:, None] != (index // block)[None, :])
+        part = jnp.where(corner.reshape(*lead, size, size), below, 0.0)
+        joined = jnp.matmul(part, inverse, precision=jax.lax.Precision.HIGHEST)
+        inverse = inverse - jnp.matmul(inverse, joined, precision=jax.lax.Precision.HIGHEST)
+        block *= 2
+    return inverse
 
 
 def _chunks(problem: LinearRecurrenceProblem, x: jax.Array, size: int) -> jax.Array:

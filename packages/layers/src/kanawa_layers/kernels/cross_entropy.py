@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-
 from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.softmax_cross_entropy.losses import (
+from kanawa.kernels.softmax_cross_entropy import (
+    CrossEntropyProblem,
     Sums,
     TokenLosses,
     is_target,
@@ -22,7 +22,6 @@ from kanawa.kernels.softmax_cross_entropy.losses import (
     weighted_sums,
     whole_vocab,
 )
-from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 #: fp32 logits that exist at a time on a shard, by default.

@@ -1,16 +1,70 @@
-"""The public call: checks shapes, puts segments and the initial state into decays and inputs, runs the best kernel.
+"""Diagonal recurrence: h_t = a_t h_(t-1) + x_t for each channel on its own.
 
 Legend: B rows, T tokens, C channels.
 """
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from kanawa.errors import KernelError
 from kanawa.kernels.bad_input import not_floats, not_integers, refuse_bad_input
-from kanawa.kernels.diagonal_recurrence.problem import DIAGONAL_RECURRENCE, DiagonalRecurrenceProblem
+from kanawa.kernels.operation import Operands, Operation, Problem, UniversalKernel, wide
 from kanawa.kernels.run import run
 from kanawa.kernels.segments import segments
+
+#: Channels don't meet, so they may be split; the length stays whole on a shard.
+DIAGONAL_RECURRENCE = Operation(
+    name="diagonal_recurrence",
+    operand_axes={"decay": ("batch", None, "mlp"), "x": ("batch", None, "mlp")},
+    output_axes=(("batch", None, "mlp"),),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiagonalRecurrenceProblem(Problem):
+    """`channels` independent first-order recurrences over `length` tokens of each row, in fp32."""
+
+    batch: int
+    length: int
+    channels: int
+    dtype: str = "float32"
+
+    def describe(self) -> str:
+        """Returns one line, such as "float32[8,4096,2560]"."""
+        return f"{self.dtype}[{self.batch},{self.length},{self.channels}]"
+
+    def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "DiagonalRecurrenceProblem":
+        """Returns the problem of one shard, whose operands have these shapes."""
+        batch, _, channels = operand_shapes["x"]
+        return dataclasses.replace(self, batch=batch, channels=channels)
+
+    def result(self, operands: Operands) -> jax.ShapeDtypeStruct:
+        """Returns the shape of x in fp32."""
+        return jax.ShapeDtypeStruct(operands["x"].shape, wide(self.dtype))
+
+
+class ReferenceDiagonalRecurrence(UniversalKernel):
+    """diagonal_recurrence.any.reference: one token after the other. The truth on any device."""
+
+    name: ClassVar[str] = "diagonal_recurrence.any.reference"
+    operation: ClassVar[str] = "diagonal_recurrence"
+    autodiff: ClassVar[bool] = True
+
+    def forward(self, problem: DiagonalRecurrenceProblem, operands: Operands) -> tuple[jax.Array, None]:
+        """Returns (h fp32 [B, T, C], None)."""
+
+        def one_token(h: jax.Array, token: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            decay, x = token
+            h = decay * h + x
+            return h, h
+
+        decay, x = (jnp.moveaxis(operands[name].astype(wide(problem.dtype)), 1, 0) for name in ("decay", "x"))
+        _, h = jax.lax.scan(one_token, jnp.zeros_like(x[0]), (decay, x))
+        return jnp.moveaxis(h, 0, 1), None
 
 
 def diagonal_recurrence(

@@ -4,8 +4,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-
-from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
+from kanawa.kernels.diagonal_recurrence import DiagonalRecurrenceProblem
 from kanawa.kernels.operation import Operands, UniversalKernel
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.token_exchange.problem import TokenExchangeProblem
+from kanawa.kernels.token_exchange import TokenExchangeProblem
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 
@@ -34,8 +34,7 @@ class RaggedTokenExchange(Kernel):
         fitting = jnp.clip(problem.output_rows - offsets, 0, sources)
         route = {
             "input": _starts(sizes),
-            # The sender says where its rows land, which only the receiver knows: both sides
-            # exchange.
+            # The sender says where its rows land, which only the receiver knows: both sides exchange.
             "sent": jax.lax.all_to_all(fitting, axis, 0, 0, tiled=True),
             "output": jax.lax.all_to_all(offsets, axis, 0, 0, tiled=True),
             "received": fitting,
