@@ -10,7 +10,7 @@ from kanawa.composition.experiment import compose
 from kanawa.contracts import CheckpointError, CheckpointSaveError
 from kanawa_runtime.checkpoint import CheckpointUnreadableError, OrbaxCheckpointer
 from kanawa_runtime.checkpoint.errors import is_storage_failure
-from kanawa_runtime.checkpoint.recorded_commits import recorded_commits
+from kanawa_runtime.checkpoint.layout import recorded_commits
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
 from tiny_lm import tiny

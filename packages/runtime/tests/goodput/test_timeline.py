@@ -92,26 +92,23 @@ def test_the_timeline_of_any_records_has_the_accounts_seconds(spans):
         assert shown == pytest.approx(drawn.seconds[category], abs=1e-6), category
 
 
-def written(run, lines, *, in_ledger):
-    """Writes what a run's attempts spent, as events or in the file of earlier versions."""
+def written(run, lines):
+    """Writes what a run's attempts spent, as events."""
     names = {"opened": "attempt_opened", "began": "prepared", "spent": "time_spent", "ended": "run_ended"}
     events = []
-    for line in [] if in_ledger else lines:
+    for line in lines:
         if line["kind"] == "lost":
             lost = {"lost": line["attempt"], "alive_until": line["time"], "section": line["section"]}
             events.append({"event": "attempt_lost", "attempt": 2, "time": 154.0, **lost})
         else:
             events.append({"event": names[line["kind"]], **line, "sections": line.get("seconds")})
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*events, *EVENTS]))
-    if in_ledger:
-        (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("in_ledger", [False, True])
-def test_the_report_shows_goodput_faults_and_recoveries(tmp_path, in_ledger):
+def test_the_report_shows_goodput_faults_and_recoveries(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    written(run, LINES, in_ledger=in_ledger)
+    written(run, LINES)
     write_report([run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Goodput, faults and recoveries" in page
@@ -124,12 +121,11 @@ def test_the_report_shows_goodput_faults_and_recoveries(tmp_path, in_ledger):
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": 5}, {"time": "noon"}, {"attempt": None}, {"steps": []}, {"step": {}}])
-@pytest.mark.parametrize("in_ledger", [False, True])
-def test_damaged_records_leave_the_rest_of_the_report(tmp_path, wrong, in_ledger):
+def test_damaged_records_leave_the_rest_of_the_report(tmp_path, wrong):
     run = tmp_path / "run"
     run.mkdir()
     lines = [{**line, **wrong} if line["kind"] == "spent" else line for line in LINES]
-    written(run, lines, in_ledger=in_ledger)
+    written(run, lines)
     write_report([run], tmp_path / "page.html")
     assert "</html>" in (tmp_path / "page.html").read_text()
     json.dumps(run_figures([run]))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import yaml
-from kanawa.errors import KanawaError
+from kanawa_runtime.launch.client import JobError
 from kanawa_runtime.launch.kubernetes.launcher import DeploymentLauncher, JobSetLauncher, PathwaysLauncher
 from kanawa_runtime.launch.local.launcher import LocalLauncher
 from kanawa_runtime.launch.ray.launcher import RayLauncher
@@ -14,6 +14,7 @@ from kanawa_runtime.launch.ray.serve_launcher import RayServeLauncher
 from kanawa_runtime.launch.skypilot.launcher import SkyPilotLauncher
 from kanawa_runtime.launch.slurm.launcher import SlurmLauncher
 
+from .checks import file_problems
 from .jobs import check_golden, job, mutated, refusal, served
 
 #: A note that shells and Kubernetes would read as something else.
@@ -56,7 +57,7 @@ def rendered(launcher):
 @pytest.mark.parametrize("launcher", ADAPTERS)
 def test_one_job_on_every_engine(launcher):
     adapter, files = rendered(launcher)
-    adapter.check_files(files)
+    assert file_problems(adapter, files) == []
     ((name, text),) = files.items()
     check_golden(f"one-{launcher}.{name.rpartition('.')[2]}", text)
     assert "A_TOKEN" not in text or "secretKeyRef" in text or "A_TOKEN: null" in text
@@ -101,20 +102,64 @@ def test_careless_edits_are_refused(launcher, record_drill):
     adapter, files = rendered(launcher)
     ((name, text),) = files.items()
     tree = opened(name, text)
-    adapter.check_files({name: closed(name, tree)})
+    assert file_problems(adapter, {name: closed(name, tree)}) == []
     rng, taken = random.Random(7), []
     for _ in range(MANY):
         edited, mistake = tree, ""
         while edited == tree:
             edited, mistake = mutated(tree, rng)
-        try:
-            adapter.check_files({name: closed(name, edited)})
-        except KanawaError:
-            continue
-        taken.append(mistake)
+        if not file_problems(adapter, {name: closed(name, edited)}):
+            taken.append(mistake)
     record_drill(f"drill: {MANY - len(taken)} of {MANY} edited files for {launcher} refused")
     # What is left are numbers and words that only their author can know: a time, a variable's value.
     assert len(taken) <= MANY // 20, taken
+
+
+#: What people give, right and wrong, by field of the job and of a launcher's config.
+JOB_VALUES = {
+    "name": ["eight", "a" * 48, "a" * 63],
+    "image": ["registry/image:2", "two words"],
+    "environment": [{"A": "b  #c"}, {"KANAWA_JOB": "x"}, {"XLA_FLAGS": "--a"}, {"JAX_PLATFORMS": "cpu"}],
+    "resources": [{"cpu": "8", "memory": "64Gi"}, {"cpu": "8", "memory": "64G"}, {"cpu": "x"}, {"nvidia.com/gpu": "x"}],
+    "queue": ["team", "my team"],
+    "priority": ["high", "High!", "100"],
+    "grace_seconds": [30, 3],
+    "replicas": [1, 5],
+    "spares": [1],
+    "spot": [True],
+}
+CONFIG_VALUES = {
+    "namespace": ["ml", "M L"],
+    "node_selector": [{"pool": "h100"}, {"a b": "c"}, {"pool": "not ok!"}],
+    "tolerations": [["nvidia.com/gpu"], ["a b"], ["pool", "pool"]],
+    "claims": [{"/runs": "shared"}, {"/runs": "Shared Disk"}, {"/runs": "shared", "data": "other"}],
+    "service_account": ["trainer", "A B"],
+    "spare_priority": ["low", "L O W"],
+    "api_keys": ["clients", "Cli ents"],
+    "time": ["60", "a day"],
+    "account": ["ml", "m l"],
+    "infra": ["aws", "a b"],
+    "mounts": [{"/runs": "s3://bucket"}, {"/runs": "s3://buc ket"}, {"/runs": "s3://bucket", "data": "s3://b"}],
+    "setup": [["module load 'a b'"]],
+}
+
+
+@pytest.mark.parametrize("launcher", ADAPTERS)
+def test_whatever_is_not_refused_renders_to_what_the_system_takes(launcher):
+    given, wanted = ADAPTERS[launcher]
+    rng, taken = random.Random(11), 0
+    for _ in range(MANY):
+        fields = {name: rng.choice(JOB_VALUES[name]) for name in rng.sample(sorted(JOB_VALUES), rng.choice((1, 2)))}
+        own = sorted(CONFIG_VALUES.keys() & set(given.fields()))
+        options = {name: rng.choice(CONFIG_VALUES[name]) for name in rng.sample(own, min(len(own), rng.choice((0, 1))))}
+        adapter, asked = given.clone().set(**options).build(), wanted.clone().set(**fields)
+        try:
+            adapter.check(asked)
+        except JobError:
+            continue
+        assert file_problems(adapter, adapter.render(asked)) == [], (fields, options)
+        taken += 1
+    assert MANY // 20 < taken < MANY
 
 
 #: What one or another launcher can't give.

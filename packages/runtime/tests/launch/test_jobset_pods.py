@@ -34,7 +34,7 @@ def manifest(run, **fields):
     )
     adapter = JobSetLauncher.Config(claims={str(run.parent): "shared"}).build()
     adapter.check(job)
-    return adapter.manifest(job)
+    return adapter.manifests(job)[0]
 
 
 class Cluster:

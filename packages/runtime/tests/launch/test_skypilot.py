@@ -6,6 +6,7 @@ from kanawa.errors import KanawaError
 from kanawa_runtime.launch.skypilot.launcher import SkyPilotLauncher
 from kanawa_runtime.launch.skypilot.task import task
 
+from .checks.skypilot import task_problems
 from .jobs import check_golden, job, refusal
 
 VARIANTS = {
@@ -28,6 +29,7 @@ def test_tasks_are_golden(variant):
     text = adapter.render(wanted)["task.yaml"]
     check_golden(f"skypilot-{variant}.yaml", text)
     assert yaml.safe_load(text) == task(wanted, config)
+    assert task_problems(task(wanted, config)) == []
 
 
 @pytest.mark.parametrize(

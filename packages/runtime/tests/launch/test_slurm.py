@@ -21,6 +21,8 @@ from kanawa_runtime.runs.events import read_events, step_records
 from nursery import Nursery
 from xla_options import xla_flags
 
+from .checks.slurm import script_problems
+
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 #: A machine with thirty other processes takes minutes to start one.
 SECONDS = 1200
@@ -310,6 +312,7 @@ def test_the_script_is_golden():
     if os.environ.get("KANAWA_UPDATE_GOLDENS"):
         golden.write_text(text)
     assert text == golden.read_text(), "KANAWA_UPDATE_GOLDENS=1 writes it anew"
+    assert list(script_problems(text)) == []
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     assert f"-eq {STOPPED} ]" in text
 

@@ -9,8 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kanawa_runtime.report.plot import Series, line_plot, smoothed, thinned
-from kanawa_runtime.report.scales import Scale, tick_text
+from kanawa_runtime.report.plot import Scale, Series, line_plot, smoothed, thinned, tick_text
 
 
 def _path(svg: str) -> list[tuple[float, float]]:

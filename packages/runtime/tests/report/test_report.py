@@ -177,12 +177,8 @@ def test_odd_records_do_no_harm(tmp_path: Path) -> None:
     _page([run, tmp_path / "nowhere"], tmp_path / "report.html")
 
 
-def test_time_adds_up_and_repeated_steps_are_told(tmp_path: Path) -> None:
+def test_steps_and_throughput_of_several_attempts(tmp_path: Path) -> None:
     run = load_run(_run(tmp_path / "run"))
-    spent = run.time_spent()
-    assert spent["training"] == pytest.approx(40 * 0.5)
-    assert spent["steps repeated after a restart"] == pytest.approx(10 * 0.5)
-    assert spent["starting and compiling"] == pytest.approx(4.0)
     assert run.throughput()[0] == (2.0, 200.0)
     assert {step for step, _ in run.step_seconds()} == set(map(float, range(2, 41)))
 

@@ -1,5 +1,6 @@
 """TensorBoard files of a real run, read back record by record."""
 
+import importlib.util
 import shutil
 import struct
 from types import SimpleNamespace
@@ -9,7 +10,6 @@ import pytest
 import tiny_lm
 from kanawa.composition.experiment import compose
 from kanawa.errors import UsageError
-from kanawa_runtime.services import extras
 from kanawa_runtime.services.curves import points
 from kanawa_runtime.services.tensorboard import TensorBoardLogger
 from kanawa_runtime.services.wandb import WandbLogger
@@ -117,7 +117,7 @@ def test_points_of_odd_records():
     [(TensorBoardLogger, "tensorboardX", "tensorboard"), (WandbLogger, "wandb", "wandb")],
 )
 def test_a_missing_extra_is_named_before_anything_is_written(monkeypatch, tmp_path, service, library, extra):
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     cfg = tiny_lm.tiny().set(services=(service.Config(),))
     with pytest.raises(UsageError) as caught:
         Loop(compose(cfg), tmp_path / "run")

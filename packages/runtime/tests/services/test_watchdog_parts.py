@@ -5,8 +5,7 @@ import os
 import pytest
 from kanawa.testing.service import ServiceConformance
 from kanawa_runtime.services.watchdog import Watchdog
-from kanawa_runtime.services.watchdog.allowance import Allowance
-from kanawa_runtime.services.watchdog.beacon import Beacon
+from kanawa_runtime.services.watchdog.beacon import Allowance, Beacon
 from kanawa_runtime.services.watchdog.sidecar import LOCKED, STALLED, STOPPED, WAITING, Sidecar, read_page, suspected
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from kanawa.contracts import CheckpointSaveError, LeaseHeldError, LeaseLostError, StorageError, open_storage
 from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
-from kanawa_runtime.checkpoint.roots.objects import COMMITS, OLD_COMMITS, commits_lease
+from kanawa_runtime.checkpoint.roots.objects import COMMITS, commits_lease
 from kanawa_runtime.storage import local
 from kanawa_runtime.storage.lease import StorageLease, this_process
 
@@ -275,24 +275,3 @@ def test_a_record_of_commits_that_is_gone_is_rebuilt_from_what_lies_there(addres
     writer.close()
     assert reader.steps() == [2, 3]
     again.release()
-
-
-def test_a_run_of_an_earlier_version_keeps_its_own_record(address):
-    """Two records would be two writers: an attempt of the earlier version may still be alive."""
-    storage = open_storage(address)
-    taken = commits_lease(storage)
-    taken.acquire()
-    writer = ShardedCheckpointer.Config().build(directory=address, lease=taken)
-    save(writer, 2, 2)
-    writer.close()
-    taken.release()
-    storage.copy(COMMITS, OLD_COMMITS)
-    storage.delete([COMMITS])
-    again = commits_lease(storage)
-    assert again.acquire() == 2
-    writer = ShardedCheckpointer.Config().build(directory=address, lease=again)
-    save(writer, 3, 3)
-    writer.close()
-    again.release()
-    assert ShardedCheckpointer.Config().build(directory=address, read_only=True).steps() == [2, 3]
-    assert [key for key in storage.sizes() if "/" not in key and key.endswith(".json")] == [OLD_COMMITS]

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from kanawa.contracts import Environment
-from kanawa_runtime.runs.launch_record import git_record, launch_record
+from kanawa_runtime.runs.environment_record import git_record, launch_record
 from kanawa_runtime.train.program_record import by_module, memory_peaks, program_record
 from tiny_lm import tiny
 

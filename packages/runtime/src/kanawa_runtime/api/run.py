@@ -14,7 +14,7 @@ from kanawa.status import stage, stages_shown
 
 from kanawa_runtime.api.evaluation import evaluated
 from kanawa_runtime.api.generation import TOKENS, Prompts, check_generates, generated
-from kanawa_runtime.checkpoint.recorded_commits import EVENTS
+from kanawa_runtime.checkpoint.layout import EVENTS
 from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.process import prepare_process

@@ -1,12 +1,9 @@
 """Small decisions that all processes of a run must take alike."""
 
-import logging
 from typing import Any
 
 import jax
 import numpy as np
-
-logger = logging.getLogger(__name__)
 
 
 def is_primary() -> bool:
@@ -20,11 +17,7 @@ def agreed_steps(steps: list[int], limit: int = 64) -> list[int]:
         return steps
     from jax.experimental import multihost_utils
 
-    # Broadcasts have one shape in all processes, so the list is padded to a fixed length.
-    padded = np.full(limit, -1, np.int32)
-    recent = steps[-limit:]
-    padded[: len(recent)] = recent
-    return [int(s) for s in multihost_utils.broadcast_one_to_all(padded) if s >= 0]
+    return [int(s) for s in multihost_utils.broadcast_one_to_all(_padded(steps, limit)) if s >= 0]
 
 
 def all_agree(ok: bool) -> bool:
@@ -54,11 +47,14 @@ def common_steps(steps: list[int], limit: int = 64) -> list[int]:
         return steps
     from jax.experimental import multihost_utils
 
-    padded = np.full(limit, -1, np.int32)
-    recent = steps[-limit:]
-    padded[: len(recent)] = recent
-    gathered = multihost_utils.process_allgather(padded)
+    gathered = multihost_utils.process_allgather(_padded(steps, limit))
     return sorted(set.intersection(*({int(s) for s in row if s >= 0} for row in gathered)))
+
+
+def _padded(steps: list[int], limit: int) -> np.ndarray:
+    # What is exchanged has one shape in all processes.
+    recent = steps[-limit:]
+    return np.array(recent + [-1] * (limit - len(recent)), np.int32)
 
 
 def same_everywhere(digest: bytes) -> bool:

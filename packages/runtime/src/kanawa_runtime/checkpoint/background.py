@@ -27,7 +27,6 @@ from kanawa_runtime.checkpoint import agreement, layout
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.checkpoint.manifest import COMMIT, Manifest, PartEntry, brief
 from kanawa_runtime.checkpoint.pending import Pending, Written
-from kanawa_runtime.checkpoint.recorded_commits import recorded_commits
 from kanawa_runtime.checkpoint.restore import PassedOver, restore_newest, restore_step
 from kanawa_runtime.checkpoint.roots.root import Root
 from kanawa_runtime.checkpoint.shards.write import snapshot, written_part
@@ -214,7 +213,7 @@ class BackgroundCheckpointer(Checkpointer):
                 tier.open(())
             if not agreement.is_primary():
                 return
-            recorded = recorded_commits(self.directory.parent) if isinstance(self.directory, Path) else ()
+            recorded = layout.recorded_commits(self.directory.parent) if isinstance(self.directory, Path) else ()
             lost = self._root.open(recorded)
         for step, place in lost.items():
             reason = f"{COMMIT} is missing, although the step was committed; it is set aside as {place}"

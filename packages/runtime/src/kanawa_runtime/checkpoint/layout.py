@@ -1,5 +1,6 @@
 """The directory of checkpoints: which steps count, which may go, what a crash left behind."""
 
+import json
 import re
 import shutil
 from collections.abc import Collection
@@ -8,6 +9,8 @@ from pathlib import Path
 from kanawa_runtime.checkpoint.manifest import MANIFEST, is_committed
 from kanawa_runtime.storage.durable import sync_directory
 
+#: The log of the run that a folder of checkpoints belongs to; it lies beside the folder.
+EVENTS = "events.jsonl"
 #: As `str` writes a number: `00060` and digits of other scripts are names that somebody else gave.
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _UNFINISHED = re.compile(r"[0-9]+\.(orbax-checkpoint-tmp.*|replaced|deleted)|\.[0-9]+\..*\.partial")
@@ -99,3 +102,30 @@ def set_aside_replaced(directory: Path, step: int) -> None:
     target = directory / f"{step}.replaced"
     shutil.rmtree(target, ignore_errors=True)
     (directory / str(step)).rename(target)
+
+
+def recorded_commits(run: Path) -> frozenset[int]:
+    """Returns the steps that the run's events say were committed; none where there are no events."""
+    steps: set[int | None] = set()
+    try:
+        with (run / EVENTS).open("rb") as lines:
+            for line in lines:
+                # The log of a long run has millions of lines, of which a parser need see few.
+                if b'"checkpoint_committed"' in line:
+                    steps.add(_step(line, "checkpoint_committed"))
+                elif b'"went_back"' in line and (back := _step(line, "went_back")) is not None:
+                    # Later ones were set aside on purpose.
+                    steps = {step for step in steps if step is not None and step <= back}
+    except FileNotFoundError:
+        return frozenset()
+    return frozenset(step for step in steps if step is not None)
+
+
+def _step(line: bytes, kind: str) -> int | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    is_asked = isinstance(record, dict) and record.get("event") == kind
+    step = record.get("step") if is_asked else None
+    return step if type(step) is int else None

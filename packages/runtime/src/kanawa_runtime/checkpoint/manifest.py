@@ -38,11 +38,6 @@ class ArrayEntry:
     dtype: str
     digest: str
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the array has no elements; such arrays are not stored."""
-        return 0 in self.shape
-
 
 @dataclasses.dataclass(frozen=True)
 class PartEntry:

@@ -8,12 +8,12 @@ Events written here, each with `attempt` and the wall clock as `time`:
 - `attempt_lost`: of an attempt that has no `run_ended`, written by the next one: `lost` (its number), `alive_until` and
   `section`, from the file that a living attempt rewrites every second
 
-With `prepared` (`step`, `origin`) and `run_ended` (`outcome`) they are all that an account needs. Runs of earlier
-versions have a file of its own, `ledger.jsonl`, with the same facts.
+With `prepared` (`step`, `origin`) and `run_ended` (`outcome`) they are all that an account needs.
 """
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from kanawa_runtime.goodput.account import STALL_FACTOR, STALL_SECONDS
-from kanawa_runtime.goodput.process_start import process_started
 from kanawa_runtime.goodput.sections import Section
 from kanawa_runtime.runs.events import EventLog, parsed_event
-from kanawa_runtime.runs.run_directory import ALIVE, EVENTS, LEDGER
+from kanawa_runtime.runs.run_directory import ALIVE, EVENTS
 
+_IMPORTED = time.time()
+#: Of /proc/PID/stat behind the command's name: the start in ticks since boot.
+_START = 19
 #: Steps and waits for data are gathered for so long; everything else is written as it ends.
 _GATHER_SECONDS = 1.0
 _GATHERED: tuple[Section, ...] = ("step", "data")
@@ -123,12 +125,9 @@ class TimeLog:
             beside.replace(self._alive_path)
 
 
-def time_records(events: Iterable[Mapping[str, Any]], ledger: Path | None = None) -> list[dict[str, Any]]:
-    """Returns what an account is drawn from, in order: records with `kind`, `attempt` and `time`.
-
-    `ledger` is the file of earlier versions, whose records come first.
-    """
-    records = [] if ledger is None else _read_ledger(ledger)
+def time_records(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what an account is drawn from, in order: records with `kind`, `attempt` and `time`."""
+    records: list[dict[str, Any]] = []
     for event in events:
         kind = _KINDS.get(str(event.get("event")))
         if kind == "lost":
@@ -145,19 +144,7 @@ def read_time_records(run: Path) -> list[dict[str, Any]]:
     marks = [json.dumps(kind).encode() for kind in _KINDS]
     with (run / EVENTS).open("rb") as lines:
         found = [parsed_event(line) for line in lines if any(mark in line for mark in marks)]
-    return time_records([event for event in found if event is not None], run / LEDGER)
-
-
-def _read_ledger(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of an earlier version's file in order; what can't be read is left out."""
-    records = []
-    with contextlib.suppress(OSError):
-        for line in path.read_bytes().split(b"\n"):
-            with contextlib.suppress(ValueError, RecursionError):
-                record = json.loads(line)
-                if isinstance(record, dict) and isinstance(record.get("kind"), str):
-                    records.append(record)
-    return records
+    return time_records([event for event in found if event is not None])
 
 
 def _last_sign(path: Path) -> dict[str, Any] | None:
@@ -167,3 +154,14 @@ def _last_sign(path: Path) -> dict[str, Any] | None:
         return {name: sign[name] for name in ("lost", "alive_until", "section")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def process_started() -> float:
+    """Returns seconds since the epoch; where the system doesn't tell, when this module was imported."""
+    try:
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        ticks = int(fields[_START])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return _IMPORTED
+    return time.time() - age

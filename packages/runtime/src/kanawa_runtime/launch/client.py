@@ -1,14 +1,27 @@
-"""Calls of a system's own command-line client."""
+"""Calls of a system's own command-line client, and what can go wrong between a job and the system that runs it."""
 
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from kanawa_runtime.launch.errors import LauncherError
+from kanawa.errors import KanawaError, UsageError
 
 _SECONDS = 120.0
 _MOST_CHARACTERS = 2000
+
+
+class JobError(UsageError):
+    """The job asks for what its launcher can't give; `problems` lists everything, not only the first."""
+
+    def __init__(self, launcher: str, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        lines = [f"{launcher} can't run this job:", *(f"- {problem}" for problem in self.problems)]
+        super().__init__("\n".join(lines))
+
+
+class LauncherError(KanawaError):
+    """The system's own client is missing, or refused a call."""
 
 
 def call(command: Sequence[str], install: str, stdin: str | None = None) -> str:

@@ -9,6 +9,9 @@ from kanawa.config import REQUIRED, Config, Count, Size
 #: DNS labels: what pods, services and most systems accept as a name.
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
+#: Variables by which a process knows its job.
+OURS = frozenset({"KANAWA_JOB", "KANAWA_ATTEMPT", "KANAWA_SLICE"})
+
 
 class Job(Config):
     """A command on hosts.
@@ -93,6 +96,10 @@ def problems_of_any(job: Job) -> Iterator[str]:
     for name in job.environment:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             yield f"environment variable {name!r} can't be set by a shell; use letters, digits and '_'"
+        if name in OURS:
+            yield f"{name} is set for each process; leave --env {name} out"
+    if job.is_gang and job.replicas > 1:
+        yield f"{job.replicas} replicas of a gang: only a server has some; leave --replicas out"
     yield from _problems_of_the_target(job)
 
 

@@ -4,14 +4,14 @@ import abc
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from kanawa.config import Configurable, Positive
 
 from kanawa_runtime.exit_codes import DONE, STOPPED
-from kanawa_runtime.launch.errors import JobError
+from kanawa_runtime.launch.client import JobError
 from kanawa_runtime.launch.job import Job, problems_of_any
 
 State = Literal["queued", "running", "restarting", "done", "failed", "cancelled", "unknown"]
@@ -63,9 +63,10 @@ class Launcher(Configurable):
     `render` is pure: the same job gives the same files, without asking the system. The other methods name a job by what
     `submit` returned. `watched` says whether `kanawa launch` stays until the end by default, `serves`
     whether it runs replicas of `kanawa serve` in place of `kanawa train`, `is_here` whether jobs run on this machine.
-    `secrets_by` says in messages how a secret reaches the processes without a file of ours.
+    In messages `title` names the system, and `secrets_by` says how a secret reaches processes without a file of ours.
     """
 
+    title = "the launcher"
     secrets_by = "give it by the system's own means"
     watched = False
     is_here = False
@@ -78,10 +79,6 @@ class Launcher(Configurable):
     @abc.abstractmethod
     def render(self, job: Job) -> dict[str, str]:
         """Returns the files that describe the job to the system, by name."""
-
-    def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for files that the system would refuse or misread: of `render`, or changed since."""
-        del files
 
     @abc.abstractmethod
     def submit(self, job: Job, folder: Path) -> str:
@@ -113,11 +110,6 @@ class Launcher(Configurable):
     def _secrets_in_clear(self, job: Job) -> Iterator[str]:
         for name in filter(_SECRET.search, job.environment):
             yield f"environment variable {name} would stand in clear in the job's files; {self.secrets_by}"
-
-    @property
-    def title(self) -> str:
-        """What to call the system in messages."""
-        return type(self).__name__
 
     def watch(self, name: str, tell: Callable[[str], None]) -> int:
         """Tells each change of a job until it ends; returns its exit code."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kanawa_runtime.launch.errors import LauncherError
+from kanawa_runtime.launch.client import LauncherError
 
 _WIDE = 100_000
 
@@ -28,21 +28,3 @@ def to_yaml(data: Any) -> str:
     Plain.add_representer(list, Plain.represent_list)
     text: str = yaml.dump(data, Dumper=Plain, sort_keys=False, width=_WIDE)
     return text
-
-
-def from_yaml(text: str) -> Any:
-    """Returns the one document of a text; raises LauncherError for what is no YAML."""
-    (document,) = documents(text)
-    return document
-
-
-def documents(text: str) -> list[Any]:
-    """Returns the documents of a text; raises LauncherError for what is no YAML."""
-    import yaml
-
-    try:
-        # The C library's, where PyYAML was built with it, is ten times as quick.
-        return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    except yaml.YAMLError as error:
-        message = f"the manifest is no YAML: {error}"
-        raise LauncherError(message) from error

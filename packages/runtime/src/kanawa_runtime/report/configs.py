@@ -5,7 +5,7 @@ from html import escape
 
 from kanawa.config import diff, to_text
 
-from kanawa_runtime.report.parts import card, section, table
+from kanawa_runtime.report.parts import card, per_run, section, table
 from kanawa_runtime.report.run_data import RunData
 
 Runs = Sequence[RunData]
@@ -33,23 +33,22 @@ def differences(runs: Runs, names: Names) -> str:
 
 def assignments(runs: Runs, names: Names) -> str:
     """What targets, modifiers and the command line set on top of the experiment, and what later attempts changed."""
-    blocks = []
-    for run, name in zip(runs, names, strict=True):
-        rows = _assigned(run)
-        later = [
-            [str(change.get(key, ""))[:_LONGEST] for key in ("path", "old", "new")]
-            for record in run.of("run_started")
-            for change in record.get("config_changes") or []
-            if isinstance(change, dict)
-        ]
-        head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-        body = table(["path", "value", "set by"], rows, code=True, stacked=True) if rows else ""
-        if later:
-            changed = table(["path", "before", "after"], later, code=True, stacked=True)
-            body += f"<h3>Changed when resuming</h3>{changed}"
-        if body:
-            blocks.append(card(head + body))
-    return section("Set on top of the experiment", "".join(blocks)) if blocks else ""
+    return per_run("Set on top of the experiment", runs, names, _assignments)
+
+
+def _assignments(run: RunData) -> str:
+    rows = _assigned(run)
+    later = [
+        [str(change.get(key, ""))[:_LONGEST] for key in ("path", "old", "new")]
+        for record in run.of("run_started")
+        for change in record.get("config_changes") or []
+        if isinstance(change, dict)
+    ]
+    body = table(["path", "value", "set by"], rows, code=True, stacked=True) if rows else ""
+    if later:
+        changed = table(["path", "before", "after"], later, code=True, stacked=True)
+        body += f"<h3>Changed when resuming</h3>{changed}"
+    return body
 
 
 def _assigned(run: RunData) -> list[list[str]]:

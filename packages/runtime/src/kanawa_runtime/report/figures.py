@@ -22,6 +22,7 @@ def _figures(run: RunData) -> dict[str, Any]:
     seconds = run.typical_step_seconds()
     rates = sorted(rate for _, rate in run.throughput())
     git = run.last("run_started").get("git")
+    known = goodput.drawn(run)
     figures = {
         "run": str(run.path),
         "outcome": run.last("run_ended").get("outcome"),
@@ -38,7 +39,7 @@ def _figures(run: RunData) -> dict[str, Any]:
         "tokens": sum(value for _, value in run.curve("tokens")),
         "tokens_per_second": rates[len(rates) // 2] if rates else None,
         "step_seconds": seconds,
-        "seconds_by": run.time_spent(),
+        "seconds_by": dict(known[0].seconds) if known else {},
         "parameters": field_value(program, "parameters"),
         "model_flops_per_step": field_value(program, "model_flops_per_step"),
         "mfu": model_flops_utilization(run),

@@ -7,7 +7,7 @@ from typing import Any
 from kanawa_runtime.goodput.account import Account, account
 from kanawa_runtime.goodput.timeline import Timeline, timeline
 from kanawa_runtime.goodput.times import times
-from kanawa_runtime.report.parts import card, section, table
+from kanawa_runtime.report.parts import per_run, table
 from kanawa_runtime.report.run_data import RunData
 from kanawa_runtime.train.screen import human_duration
 
@@ -29,37 +29,39 @@ _MOST_PIECES, _MOST_MARKS = 600, 60
 _BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
+def drawn(run: RunData) -> tuple[Account, Timeline] | None:
+    """Returns where a run's seconds went, by category and in order; None for a run without sound records of them."""
+    try:
+        account_of, line = account(run.time_records), timeline(run.time_records, run.events)
+    except _BROKEN:
+        return None
+    return (account_of, line) if account_of.attempts else None
+
+
 def figures(run: RunData) -> dict[str, Any]:
     """Returns what `report --json` has: the account, measured times, faults and recoveries; None without records."""
-    try:
-        drawn, line = account(run.time_records), timeline(run.time_records, run.events)
-        measured = times(run.time_records, run.events)
-    except _BROKEN:
+    known = drawn(run)
+    if known is None:
         return {"goodput": None, "times": None, "faults": None}
-    if not drawn.attempts:
-        return {"goodput": None, "times": None, "faults": None}
-    marks = [{"seconds": m.seconds, "kind": m.kind, "attempt": m.attempt, "text": m.text} for m in line.marks]
-    return {"goodput": drawn.as_json(), "times": measured, "faults": marks}
+    marks = [{"seconds": m.seconds, "kind": m.kind, "attempt": m.attempt, "text": m.text} for m in known[1].marks]
+    return {"goodput": known[0].as_json(), "times": times(run.time_records, run.events), "faults": marks}
 
 
 def goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
     """The share of the wall time that counts, all of it in order, and a list of what went wrong."""
-    blocks = []
-    for run, name in zip(runs, names, strict=True):
-        try:
-            drawn, line = account(run.time_records), timeline(run.time_records, run.events)
-        except _BROKEN:
-            continue
-        if not drawn.attempts or drawn.wall_seconds <= 0:
-            continue
-        head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-        said = (
-            f"{drawn.goodput:.1%} of {human_duration(drawn.wall_seconds)} went into steps that count, "
-            f"in {drawn.attempts} attempt{'s' * (drawn.attempts != 1)}."
-        )
-        parts = [f"<p>{escape(said)}</p>", _bar(line), _marks(line), _legend(drawn), _account(drawn), _faults(line)]
-        blocks.append(card(head + "".join(parts)))
-    return section("Goodput, faults and recoveries", "".join(blocks)) if blocks else ""
+    return per_run("Goodput, faults and recoveries", runs, names, _goodput)
+
+
+def _goodput(run: RunData) -> str:
+    known = drawn(run)
+    if known is None or known[0].wall_seconds <= 0:
+        return ""
+    whole, line = known
+    said = (
+        f"{whole.goodput:.1%} of {human_duration(whole.wall_seconds)} went into steps that count, "
+        f"in {whole.attempts} attempt{'s' * (whole.attempts != 1)}."
+    )
+    return "".join([f"<p>{escape(said)}</p>", _bar(line), _marks(line), _legend(whole), _account(whole), _faults(line)])
 
 
 def _bar(line: Timeline) -> str:

@@ -1,10 +1,9 @@
 """Where a run comes from: what was typed, in which folder at which commit, and what it ran on."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from kanawa_runtime.report.parts import card, section, table
+from kanawa_runtime.report.parts import card, per_run, section, table
 from kanawa_runtime.report.run_data import RunData
 
 Runs = Sequence[RunData]
@@ -14,13 +13,12 @@ _COMMIT_DIGITS = 12
 
 def launches(runs: Runs, names: Names) -> str:
     """The command of each attempt, its working folder and its commit."""
-    blocks = []
-    for run, name in zip(runs, names, strict=True):
-        rows = [_launch(record) for record in run.of("run_started") if record.get("command")]
-        if rows:
-            head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-            blocks.append(card(head + table(["attempt", "command", "in", "commit"], rows, code=True, stacked=True)))
-    return section("Commands", "".join(blocks)) if blocks else ""
+    return per_run("Commands", runs, names, _launches)
+
+
+def _launches(run: RunData) -> str:
+    rows = [_launch(record) for record in run.of("run_started") if record.get("command")]
+    return table(["attempt", "command", "in", "commit"], rows, code=True, stacked=True) if rows else ""
 
 
 def _launch(record: Mapping[str, Any]) -> list[str]:

@@ -10,9 +10,9 @@ from kanawa_runtime.report.configs import assignments, configs, differences
 from kanawa_runtime.report.evaluations import evaluations
 from kanawa_runtime.report.goodput import goodput
 from kanawa_runtime.report.origins import environment, launches
+from kanawa_runtime.report.parts import asset
 from kanawa_runtime.report.resources import memory, parameters, utilization
 from kanawa_runtime.report.run_data import RunData, distinct_names, load_run
-from kanawa_runtime.report.style import page_style, pointer_script
 from kanawa_runtime.storage.durable import write_durable
 
 
@@ -48,12 +48,13 @@ def render(runs: Sequence[RunData]) -> str:
         assignments(runs, names),
         configs(runs, names),
     ]
+    style, script = asset("colours.css", "page.css", "plot.css"), asset("pointer.js")
     written = time.strftime("%Y-%m-%d %H:%M")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title>\n<style>{page_style()}</style></head>\n<body><main>"
+        f"<title>{title}</title>\n<style>{style}</style></head>\n<body><main>"
         f"<h1>{title}</h1><p>Kanawa run report, written {written}</p>\n"
         + "\n".join(part for part in built if part)
-        + f'\n</main><div id="tip"></div><script>{pointer_script()}</script></body></html>\n'
+        + f'\n</main><div id="tip"></div><script>{script}</script></body></html>\n'
     )

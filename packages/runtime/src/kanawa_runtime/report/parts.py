@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 
 from kanawa_runtime.report.plot import NARROW, WIDE, Series, line_plot
-from kanawa_runtime.train.screen import human_duration
+from kanawa_runtime.report.run_data import RunData
 
 #: Smaller parts of a bar are not drawn; each part keeps its colour on all bars.
 _LEAST_SHARE = 0.005
@@ -19,6 +20,11 @@ def large(value: float) -> str:
     return f"{value:.3g}"
 
 
+def asset(*names: str) -> str:
+    """Returns style sheets or scripts of the page, one after the other."""
+    return "".join(files("kanawa_runtime.report").joinpath("assets", name).read_text() for name in names)
+
+
 def section(title: str, body: str) -> str:
     """Returns a titled section; `body` is HTML."""
     return f"<section><h2>{escape(title)}</h2>{body}</section>"
@@ -27,6 +33,18 @@ def section(title: str, body: str) -> str:
 def card(body: str) -> str:
     """Returns a box; `body` is HTML."""
     return f'<div class="card">{body}</div>'
+
+
+def per_run(
+    title: str, runs: Sequence[RunData], names: Sequence[str], shown: Callable[[RunData], str], note: str = ""
+) -> str:
+    """Returns a section with a box for each run of which `shown` returns HTML, named where there are several runs."""
+    boxes = []
+    for run, name in zip(runs, names, strict=True):
+        body = shown(run)
+        head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
+        boxes += [card(head + body)] if body else []
+    return section(title, note + "".join(boxes)) if boxes else ""
 
 
 def tile(value: str, label: str) -> str:
@@ -96,11 +114,6 @@ def _swatch(series: Series) -> str:
     """Returns what a series looks like, for a legend: runs side by side share a colour among several."""
     kind = "level" if series.level else "points" if not series.joined else "dashes" if series.marked else "line"
     return f'<i class="{kind}" style="color:var(--c{series.colour})"></i>'
-
-
-def time_bar(spent: Mapping[str, float], name: str) -> str:
-    """Returns a bar of shares with its legend, "" where no time was recorded."""
-    return share_bar(spent, name, human_duration)
 
 
 def share_bar(parts: Mapping[str, float], name: str, text: Callable[[float], str]) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 from kanawa.errors import UsageError
 
 from kanawa_runtime.report.curves import loss_series
+from kanawa_runtime.report.parts import asset
 from kanawa_runtime.report.plot import PICTURE, line_plot
 from kanawa_runtime.report.run_data import load_run
-from kanawa_runtime.report.style import picture_style
 
 
 def loss_picture(run: Path, path: Path) -> None:
@@ -41,4 +41,4 @@ def loss_picture(run: Path, path: Path) -> None:
     # data-plot is for the page's script, and a README runs none; alone, a file needs xmlns and a size as well.
     opening = plot[:start].split(" data-plot=")[0].replace('<svg class="plot"', head) + ">"
     body = plot[start:].replace("</svg>", "".join(legend) + "</svg>")
-    Path(path).write_text(f"{opening}<style>{picture_style()}</style>{frame}{body}\n")
+    Path(path).write_text(f"{opening}<style>{asset('colours.css', 'plot.css')}</style>{frame}{body}\n")

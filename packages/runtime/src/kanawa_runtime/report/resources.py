@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from kanawa_runtime.report.curves import memory_curve
-from kanawa_runtime.report.parts import card, large, section, share_bar, table
+from kanawa_runtime.report.parts import card, large, per_run, section, share_bar, table
 from kanawa_runtime.report.run_data import RunData, field_value
 
 Runs = Sequence[RunData]
@@ -67,22 +66,21 @@ def _count(record: Mapping[str, Any], field: str) -> str:
 
 def memory(runs: Runs, names: Names) -> str:
     """What each device holds by the compiler's plan, and the most it and the process ever had in use."""
-    blocks = []
-    for run, name in zip(runs, names, strict=True):
-        program, peaks = run.last("program"), run.last("memory")
-        planned = program.get("memory_per_device_bytes")
-        planned = planned if isinstance(planned, dict) else {}
-        parts = {str(k): float(v) for k, v in planned.items() if isinstance(v, int | float)}
-        bar = share_bar(parts, "", _size)
-        rows = [["planned by the compiler, a device", _size(sum(parts.values())) if parts else "it does not say"]]
-        rows.append(["a device's memory", _known(program, "memory_limit_bytes", "not known")])
-        rows.append(["most in use on a device", _known(peaks, "device_peak_bytes", "the device keeps no account")])
-        if field_value(peaks, "process_peak_bytes") is not None:
-            rows.append(["most in use by the process", _known(peaks, "process_peak_bytes", "")])
-        if parts or peaks:
-            head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-            blocks.append(card(head + bar + table(["", ""], rows)))
-    return section("Memory", "".join(blocks)) if blocks or any(memory_curve(run) for run in runs) else ""
+    return per_run("Memory", runs, names, _memory)
+
+
+def _memory(run: RunData) -> str:
+    program, peaks = run.last("program"), run.last("memory")
+    planned = program.get("memory_per_device_bytes")
+    parts = {str(k): float(v) for k, v in planned.items()} if isinstance(planned, dict) else {}
+    if not (parts or peaks):
+        return ""
+    rows = [["planned by the compiler, a device", _size(sum(parts.values())) if parts else "it does not say"]]
+    rows.append(["a device's memory", _known(program, "memory_limit_bytes", "not known")])
+    rows.append(["most in use on a device", _known(peaks, "device_peak_bytes", "the device keeps no account")])
+    if field_value(peaks, "process_peak_bytes") is not None:
+        rows.append(["most in use by the process", _known(peaks, "process_peak_bytes", "")])
+    return share_bar(parts, "", _size) + table(["", ""], rows)
 
 
 def _known(record: Mapping[str, Any], field: str, otherwise: str) -> str:
@@ -96,22 +94,20 @@ def _size(num_bytes: float) -> str:
 
 def parameters(runs: Runs, names: Names) -> str:
     """Parameters by module, all layers of a stack together, and how many of them are trained."""
-    blocks = []
-    for run, name in zip(runs, names, strict=True):
-        program = run.last("program")
-        modules = program.get("parameters_by_module")
-        total = field_value(program, "parameters")
-        if not isinstance(modules, dict) or not total:
-            continue
-        counts = {str(k): float(v) for k, v in modules.items() if isinstance(v, int | float)}
-        rows = [[module, f"{count:,.0f}", f"{count / total:.1%}"] for module, count in counts.items()]
-        more = len(rows) - _MOST_MODULES
-        rows = rows[:_MOST_MODULES] + ([[f"{more} more modules", "", ""]] if more > 0 else [])
-        rows.append(["all", f"{total:,.0f}", "100%"])
-        trained = field_value(program, "trained_parameters")
-        if trained is not None and trained != total:
-            rows.append(["of them trained", f"{trained:,.0f}", f"{trained / total:.1%}"])
-        head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-        shown = table(["module", "parameters", "share"], rows, numbers=(1, 2))
-        blocks.append(card(head + share_bar(counts, "", large) + shown))
-    return section("Parameters", "".join(blocks)) if blocks else ""
+    return per_run("Parameters", runs, names, _parameters)
+
+
+def _parameters(run: RunData) -> str:
+    program = run.last("program")
+    modules, total = program.get("parameters_by_module"), field_value(program, "parameters")
+    if not isinstance(modules, dict) or not total:
+        return ""
+    counts = {str(k): float(v) for k, v in modules.items()}
+    rows = [[module, f"{count:,.0f}", f"{count / total:.1%}"] for module, count in counts.items()]
+    more = len(rows) - _MOST_MODULES
+    rows = rows[:_MOST_MODULES] + ([[f"{more} more modules", "", ""]] if more > 0 else [])
+    rows.append(["all", f"{total:,.0f}", "100%"])
+    trained = field_value(program, "trained_parameters")
+    if trained is not None and trained != total:
+        rows.append(["of them trained", f"{trained:,.0f}", f"{trained / total:.1%}"])
+    return share_bar(counts, "", large) + table(["module", "parameters", "share"], rows, numbers=(1, 2))

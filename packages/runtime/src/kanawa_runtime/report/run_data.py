@@ -13,7 +13,7 @@ from kanawa.errors import KanawaError
 from kanawa_runtime.goodput.time_log import time_records
 from kanawa_runtime.report.well_formed import well_formed
 from kanawa_runtime.runs.events import number, read_events, step_records
-from kanawa_runtime.runs.run_directory import EVENTS, LEDGER, PLUGINS, read_config
+from kanawa_runtime.runs.run_directory import EVENTS, PLUGINS, read_config
 
 Points = list[tuple[float, float]]
 
@@ -89,33 +89,10 @@ class RunData:
         tokens = dict(self.curve("tokens"))
         return [(s, tokens[s] / t) for s, t in self.step_seconds() if t > 0 and s in tokens]
 
-    def time_spent(self) -> dict[str, float]:
-        """Returns seconds by what they went into; they add up to the attempts' elapsed time."""
-        # Steps are counted at their median: one that waited for a compiler or a disk took no longer to train.
-        elapsed = sum(end - start for start, end in self._spans())
-        typical = statistics.median(t for _, t in self.step_seconds()) if self.step_seconds() else 0.0
-        done = len(self.of("step"))
-        parts = {
-            "training": typical * len(self.steps),
-            "steps repeated after a restart": typical * (done - len(self.steps)),
-            "starting and compiling": sum(_sum(self.of("prepared"), "seconds")),
-            "waiting for checkpoints": sum(_sum(self.of("checkpoint_committed"), "blocking_seconds")),
-        }
-        parts["evaluation and everything else"] = max(0.0, elapsed - sum(parts.values()))
-        return parts
-
     def typical_step_seconds(self) -> float | None:
         """Returns the median time of a step; None before the second one."""
         seconds = [seconds for _, seconds in self.step_seconds()]
         return statistics.median(seconds) if seconds else None
-
-    def _spans(self) -> list[tuple[float, float]]:
-        # A monotonic clock begins anew with the machine, so attempts are measured apart.
-        clocks: dict[Any, list[float]] = {}
-        for record in self.events:
-            if isinstance(record.get("clock"), int | float):
-                clocks.setdefault(record.get("attempt"), []).append(record["clock"])
-        return [(min(c), max(c)) for c in clocks.values()]
 
 
 def load_run(path: Path) -> RunData:
@@ -132,7 +109,7 @@ def load_run(path: Path) -> RunData:
     except (OSError, ValueError, RecursionError):
         environment = {}
     environment = well_formed(environment) if isinstance(environment, dict) else {}
-    records = time_records(events, path / LEDGER)
+    records = time_records(events)
     data = RunData(path, path.resolve().name, events, step_records(events), config, problem, environment, records)
     return dataclasses.replace(data, environment=environment | data.last("run_started"))
 
@@ -166,7 +143,3 @@ def _continues(before: dict[str, Any], record: dict[str, Any]) -> bool:
         and isinstance(before.get("clock"), int | float)
         and isinstance(record.get("clock"), int | float)
     )
-
-
-def _sum(records: list[dict[str, Any]], field: str) -> list[float]:
-    return [value for record in records if (value := field_value(record, field)) is not None]

@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from kanawa_runtime.report.curves import MEMORY_FIELDS, loss_series, memory_curve, plain_series
-from kanawa_runtime.report.parts import card, figure, large, section, table, tile, time_bar
+from kanawa_runtime.report.goodput import drawn
+from kanawa_runtime.report.parts import card, figure, large, per_run, section, table, tile
 from kanawa_runtime.report.plot import HALF
 from kanawa_runtime.report.resources import model_flops_utilization
 from kanawa_runtime.report.run_data import RunData, field_value
@@ -49,11 +50,10 @@ def facts(run: RunData) -> dict[str, str]:
     tokens = sum(value for _, value in run.curve("tokens"))
     if tokens:
         figures["tokens seen"] = human_count(tokens)
-    # Of all attempts together: what a restart cost is in it.
-    spent = run.time_spent()
-    if sum(spent.values()) > 0:
-        figures["time"] = human_duration(sum(spent.values()))
-        figures["of it training"] = f"{spent.get('training', 0.0) / sum(spent.values()):.0%}"
+    known = drawn(run)
+    if known is not None:
+        figures["time"] = human_duration(known[0].wall_seconds)
+        figures["of it training"] = f"{known[0].goodput:.0%}"
     attempts = {record.get("attempt") for record in run.events}
     if len(attempts) > 1:
         figures["attempts"] = str(len(attempts))
@@ -63,18 +63,14 @@ def facts(run: RunData) -> dict[str, str]:
 
 
 def summary(runs: Runs, names: Names) -> str:
-    """Tiles for one run, a table for several, and where the time went."""
+    """Tiles for one run, a table for several."""
     every = [facts(run) for run in runs]
     if len(runs) == 1:
         tiles = "".join(tile(value, label) for label, value in every[0].items())
-        head = f'<div class="tiles">{tiles}</div>'
-    else:
-        labels = list(dict.fromkeys(label for figures in every for label in figures))
-        rows = [[label, *(figures.get(label, "") for figures in every)] for label in labels]
-        head = section("Side by side", card(table(["", *names], rows, numbers=range(1, len(names) + 1))))
-    bars = [time_bar(run.time_spent(), name if len(runs) > 1 else "") for run, name in zip(runs, names, strict=True)]
-    shown = [bar for bar in bars if bar]
-    return head + (section("Where the time went", card("".join(shown))) if shown else "")
+        return f'<div class="tiles">{tiles}</div>'
+    labels = list(dict.fromkeys(label for figures in every for label in figures))
+    rows = [[label, *(figures.get(label, "") for figures in every)] for label in labels]
+    return section("Side by side", card(table(["", *names], rows, numbers=range(1, len(names) + 1))))
 
 
 def losses(runs: Runs, names: Names) -> str:
@@ -144,19 +140,18 @@ def samples(runs: Runs, names: Names) -> str:
 
 def kernels(runs: Runs, names: Names) -> str:
     """The kernel of each operation, and why others were refused."""
-    blocks = []
-    for run, name in zip(runs, names, strict=True):
-        rows: dict[tuple[str, str], list[str]] = {}
-        for record in run.of("kernel_selected"):
-            operation, problem = str(record.get("operation", "")), str(record.get("problem", ""))
-            refused = "; ".join(_refusal(entry) for entry in record.get("refused") or [])
-            # Each attempt records its choices; those of the last one count.
-            rows[operation, problem] = [operation, str(record.get("kernel", "")), problem, refused]
-        if rows:
-            head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-            titles = ["operation", "kernel", "problem on each device", "refused"]
-            blocks.append(card(head + table(titles, list(rows.values()), code=True, stacked=True)))
-    return section("Kernels", "".join(blocks)) if blocks else ""
+    return per_run("Kernels", runs, names, _kernels)
+
+
+def _kernels(run: RunData) -> str:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for record in run.of("kernel_selected"):
+        operation, problem = str(record.get("operation", "")), str(record.get("problem", ""))
+        refused = "; ".join(_refusal(entry) for entry in record.get("refused") or [])
+        # Each attempt records its choices; those of the last one count.
+        rows[operation, problem] = [operation, str(record.get("kernel", "")), problem, refused]
+    titles = ["operation", "kernel", "problem on each device", "refused"]
+    return table(titles, list(rows.values()), code=True, stacked=True) if rows else ""
 
 
 def _refusal(entry: Any) -> str:
@@ -167,18 +162,14 @@ def _refusal(entry: Any) -> str:
 
 def checkpoints(runs: Runs, names: Names) -> str:
     """What was saved, what it cost, and what went wrong."""
-    blocks = []
-    for run, name in zip(runs, names, strict=True):
-        rows = [_saved(record) for record in run.of("checkpoint_committed")]
-        problems = [_problem(record) for record in run.events]
-        problems = [problem for problem in problems if problem]
-        if rows or problems:
-            head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-            warned = "".join(f'<p class="warn">{escape(problem)}</p>' for problem in problems)
-            titles = ["updates", "MB", "training waited (ms)", "durable (s)"]
-            shown = table(titles, rows[-12:], numbers=range(4)) if rows else ""
-            blocks.append(card(head + warned + shown))
-    return section("Checkpoints", "".join(blocks)) if blocks else ""
+    return per_run("Checkpoints", runs, names, _checkpoints)
+
+
+def _checkpoints(run: RunData) -> str:
+    rows = [_saved(record) for record in run.of("checkpoint_committed")]
+    warned = "".join(f'<p class="warn">{escape(text)}</p>' for record in run.events if (text := _problem(record)))
+    titles = ["updates", "MB", "training waited (ms)", "durable (s)"]
+    return warned + (table(titles, rows[-12:], numbers=range(4)) if rows else "")
 
 
 def _saved(record: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """Averaging checkpoints: the mean of several steps' parameters, as a new run that every verb takes."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.errors import UsageError
 
-from kanawa_runtime.checkpoint import AutoCheckpointer
+from kanawa_runtime.runs.model_store import new_run
 from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.runs.run_path import check_is_run
-from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.storage.place import shown_place
-from kanawa_runtime.runs.environment_record import environment_record
-from kanawa_runtime.runs.run_directory import CHECKPOINTS, CONFIG, FORMAT, ORIGIN, PLUGINS, steps_of
+from kanawa_runtime.runs.run_directory import CONFIG, ORIGIN, steps_of
 
 _FEWEST = 2
 
@@ -76,34 +73,20 @@ def _mean(total: np.ndarray, count: int, like: Any) -> np.ndarray:
 
 
 def _write(run: Path, out: Path, steps: list[int], params: dict[str, np.ndarray], state: Any) -> None:
-    # Written beside its place and renamed: half a run must not look like one.
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    arrays = unflatten_paths({path: jnp.asarray(value) for path, value in params.items()})
+    facts: dict[str, Any] = {"average_of": steps, "of_run": shown_place(run)}
+    with new_run(out, _config(run), arrays, jax.tree.map(jnp.asarray, state), steps[-1], **facts) as folder:
         for name in (TOKENIZER, ORIGIN):
             if (run / name).is_dir():
-                shutil.copytree(run / name, partial / name)
+                shutil.copytree(run / name, folder / name)
             elif (run / name).is_file():
-                shutil.copyfile(run / name, partial / name)
-        checkpoints = AutoCheckpointer.Config().build(directory=partial / CHECKPOINTS)
-        meta = environment_record() | {"average_of": steps, "of_run": shown_place(run)}
-        try:
-            arrays = unflatten_paths({path: jnp.asarray(value) for path, value in params.items()})
-            checkpoints.save(steps[-1], params=arrays, opt={}, state=jax.tree.map(jnp.asarray, state), meta=meta)
-        finally:
-            checkpoints.close()
-        write_durable(partial / PLUGINS, json.dumps(environment_record() | {"format": FORMAT}, indent=1).encode())
-        write_durable(partial / CONFIG, _config(run))
-        os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+                shutil.copyfile(run / name, folder / name)
 
 
-def _config(run: Path) -> bytes:
+def _config(run: Path) -> dict[str, Any]:
     """Returns the run's config without a moving average: what is written is one already."""
-    body = json.loads((run / CONFIG).read_bytes())
+    body: dict[str, Any] = json.loads((run / CONFIG).read_bytes())
     learner = body.get("learner")
     if isinstance(learner, dict) and learner.get("average"):
         learner["average"] = None
-    return json.dumps(body, indent=1).encode()
+    return body

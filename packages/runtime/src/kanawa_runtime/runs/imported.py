@@ -1,6 +1,6 @@
 """Models that no run of ours trained: found in a folder by the installed model stores."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.plain import from_plain, is_tuned
 from kanawa.config import Config
-from kanawa.contracts import StoredModel
+from kanawa.contracts import ModelStore, StoredModel
 from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 from kanawa.plugins import component, host
@@ -44,27 +44,24 @@ def imported_experiment(model: Config) -> Config:
     return experiment
 
 
+def _stores(directory: Path) -> Iterator[tuple[str, ModelStore]]:
+    """Yields the usable model stores that hold a folder, with their names."""
+    for state in host().components("model_stores"):
+        if state.state.usable:
+            store: ModelStore = component("model_stores", state.name)()
+            if store.holds(directory):
+                yield state.name, store
+
+
 def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | None:
     """Returns the model of a folder that another store holds; None for a run of ours, or an unknown kind."""
-    for state in host().components("model_stores"):
-        if state.name != OWN and state.state.usable:
-            store = component("model_stores", state.name)()
-            if store.holds(directory):
-                loaded: StoredModel = store.load(directory, step)
-                return loaded
-    return None
+    return next((store.load(directory, step) for name, store in _stores(directory) if name != OWN), None)
 
 
 def outline_of(directory: Path) -> StoredModel | None:
     """Returns the model of a run or of any other known folder without its arrays; None for an unknown kind."""
     directory = readable_folder(directory)
-    for state in host().components("model_stores"):
-        if state.state.usable:
-            store = component("model_stores", state.name)()
-            if store.holds(directory):
-                outline: StoredModel = store.outline(directory)
-                return outline
-    return None
+    return next((store.outline(directory) for _, store in _stores(directory)), None)
 
 
 def stored_model(directory: Path) -> StoredModel:

@@ -3,10 +3,12 @@
 What the origin wants back when the model returns to it lies in the run's `origin` folder: notes and carried files.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from kanawa.guarded_read import UnreadableFileError, check_readable, guarded_jso
 
 from kanawa_runtime.runs.tokenizer_file import exported_tokenizer
 from kanawa_runtime.runs.imported import check_sound, imported_experiment
+from kanawa_runtime.checkpoint import AutoCheckpointer
 from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.runs.environment_record import environment_record
 from kanawa_runtime.runs.run_directory import (
@@ -71,32 +74,39 @@ class RunStore(ModelStore):
 
     def save(self, directory: Path, model: StoredModel) -> None:
         """Writes the run with checkpoint 0; raises UsageError where the directory is in use, or the model not sound."""
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            message = f"{directory} already exists; give a new directory, nothing is overwritten"
-            raise UsageError(message)
         check_sound(model, "the model")
-        # Written beside its place and renamed: half a model must not look like one.
-        partial = directory.with_name(f".{directory.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / ORIGIN).mkdir(parents=True)
-        try:
-            self._write(partial, model)
-            os.replace(partial, directory)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        params, state = _tree(model.params), _tree(model.state)
+        with new_run(directory, to_json(imported_experiment(model.config)), params, state, imported=True) as folder:
+            (folder / ORIGIN).mkdir()
+            model.write_files(folder / ORIGIN)
+            write_durable(folder / ORIGIN / NOTES, json.dumps(dict(model.notes), indent=1).encode())
 
-    def _write(self, folder: Path, model: StoredModel) -> None:
-        model.write_files(folder / ORIGIN)
-        write_durable(folder / ORIGIN / NOTES, json.dumps(dict(model.notes), indent=1).encode())
-        experiment = imported_experiment(model.config)
-        checkpoints = experiment.checkpointer.build(directory=folder / CHECKPOINTS)
-        meta = environment_record() | {"imported": True}
+
+@contextlib.contextmanager
+def new_run(
+    directory: Path, config: Mapping[str, Any], params: Any, state: Any, step: int = 0, **meta: Any
+) -> Iterator[Path]:
+    """Writes a run with one checkpoint; inside, its folder takes further files. Raises UsageError for one in use."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        message = f"{directory} already exists; give a new directory, nothing is overwritten"
+        raise UsageError(message)
+    # Written beside its place and renamed: half a run must not look like one.
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        record = environment_record()
+        checkpoints = AutoCheckpointer.Config().build(directory=partial / CHECKPOINTS)
         try:
-            checkpoints.save(0, params=_tree(model.params), opt={}, state=_tree(model.state), data=None, meta=meta)
+            checkpoints.save(step, params=params, opt={}, state=state, meta=record | meta)
         finally:
             checkpoints.close()
-        write_durable(folder / PLUGINS, json.dumps(environment_record() | {"format": FORMAT}, indent=1).encode())
-        write_durable(folder / CONFIG, json.dumps(to_json(experiment), indent=1).encode())
+        write_durable(partial / PLUGINS, json.dumps(record | {"format": FORMAT}, indent=1).encode())
+        write_durable(partial / CONFIG, json.dumps(config, indent=1).encode())
+        os.replace(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _notes(file: Path, directory: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kanawa.errors import ConfigError, UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
 
 from kanawa_runtime.checkpoint.agreement import of_primary
-from kanawa_runtime.checkpoint.recorded_commits import EVENTS as EVENTS
+from kanawa_runtime.checkpoint.layout import EVENTS as EVENTS
 from kanawa_runtime.checkpoint.roots.objects import commits_lease
 from kanawa_runtime.checkpoint.tiers import RUN_ID, open_root
 from kanawa_runtime.storage.durable import write_durable
@@ -30,7 +30,7 @@ from kanawa_runtime.storage.mirror import Mirror, mirror_folder
 from kanawa_runtime.storage.place import MARK, run_place, shown_place, stands_for
 from kanawa_runtime.runs.environment_record import environment_record
 from kanawa_runtime.runs.events import EventLog, EventLogError
-from kanawa_runtime.runs.launch_record import launch_record
+from kanawa_runtime.runs.environment_record import launch_record
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ OF_TRAINING = ("rollouts", "services", "gradients", "init_from")
 #: Where an imported run keeps what the folder it came from wants back.
 ORIGIN = "origin"
 CONFIG, PLUGINS, CHECKPOINTS, REPORT = "config.json", "plugins.json", "checkpoints", "report.html"
-#: An attempt's last sign of life; how earlier versions' attempts spent their seconds; batches left out of training.
-ALIVE, LEDGER, LEFT_OUT = "alive.json", "ledger.jsonl", "left_out.json"
+#: An attempt's last sign of life; batches left out of training.
+ALIVE, LEFT_OUT = "alive.json", "left_out.json"
 #: Of all processes, where one of them made no progress.
 STACKS = "stacks"
 #: Where `kanawa launch` keeps logs; it is there before the run is.
@@ -322,7 +322,7 @@ def _check_fresh(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir() if not _is_bookkeeping(p.name))
     if (any(name in (EVENTS, CHECKPOINTS) for name in names) or stands_for(path)) and steps_of(path):
         raise _damaged(path, f"{CONFIG} is missing")
-    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, "ledger.alive", ALIVE, STACKS, LEFT_OUT, LAUNCH)
+    ours = (EVENTS, CHECKPOINTS, REPORT, ALIVE, STACKS, LEFT_OUT, LAUNCH)
     foreign = [n for n in names if n not in ours and not n.endswith(".partial")]
     if foreign:
         message = (

@@ -1,7 +1,10 @@
-"""What loggers of curves have in common: which numbers of an event are points, and under which name."""
+"""What loggers of curves have in common: which numbers of an event are points, and the library that each needs."""
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from kanawa.errors import UsageError
 
 #: Kinds of events whose numbers are drawn over steps, and what their names begin with.
 PREFIXES = {"step": "train", "eval": "eval", "checkpoint_committed": "checkpoint"}
@@ -37,3 +40,18 @@ def _number(value: Any) -> float | None:
     if isinstance(value, int | float):
         return float(value)
     return float(value) if value in ("nan", "inf", "-inf") else None
+
+
+class MissingExtraError(UsageError):
+    """A service's library isn't installed."""
+
+
+def require(module: str, extra: str, service: str) -> None:
+    """Raises MissingExtraError unless `module` can be imported; imports nothing."""
+    if importlib.util.find_spec(module) is not None:
+        return
+    message = (
+        f"service {service!r} needs {module}, which isn't installed; nothing was started. "
+        f'Run: pip install "kanawa-runtime[{extra}]", or leave the service out'
+    )
+    raise MissingExtraError(message)

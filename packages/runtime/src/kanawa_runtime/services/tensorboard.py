@@ -7,8 +7,7 @@ from typing import Any
 from kanawa.config import to_text
 from kanawa.contracts import Run, Service
 
-from kanawa_runtime.services.curves import points
-from kanawa_runtime.services.extras import require
+from kanawa_runtime.services.curves import points, require
 
 
 class TensorBoardLogger(Service):

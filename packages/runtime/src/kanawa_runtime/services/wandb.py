@@ -9,8 +9,7 @@ from typing import Any, Literal
 from kanawa.config import NonNegative, to_json
 from kanawa.contracts import Run, Service
 
-from kanawa_runtime.services.curves import points
-from kanawa_runtime.services.extras import require
+from kanawa_runtime.services.curves import points, require
 from kanawa_runtime.storage.durable import write_durable
 
 #: Beside the run: which of their runs it is, so that a resumed one continues it.

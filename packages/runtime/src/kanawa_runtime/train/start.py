@@ -16,7 +16,7 @@ from kanawa.kernels import KernelChoice
 from kanawa.plugins import host
 
 from kanawa_runtime import faults
-from kanawa_runtime.checkpoint.recorded_commits import recorded_commits
+from kanawa_runtime.checkpoint.layout import recorded_commits
 from kanawa_runtime.runs.imported import check_sound, fitted, place, stored_model
 from kanawa_runtime.runs.run_directory import EVENTS, checkpoints_of, unwritable
 from kanawa_runtime.runs.tokenizer_file import TOKENIZER

@@ -25,8 +25,6 @@ from kanawa_runtime.storage.lease import StorageLease, sound_facts
 logger = logging.getLogger(__name__)
 
 COMMITS = "commits.json"
-#: Its name in runs of earlier versions, which keep it: one object decides who writes.
-OLD_COMMITS = "ledger.json"
 STEPS = "steps"
 _TOKEN = re.compile(r"[0-9]+[^/]*/t(?P<token>[0-9]+)[-.]")
 
@@ -136,21 +134,11 @@ class ObjectRoot(Root):
     def _steps(self) -> dict[str, Any]:
         """Returns {step: {manifest, sha256}} on record; of the commit files, where the record is gone."""
         facts = None
-        for key in (COMMITS, OLD_COMMITS):
-            with contextlib.suppress(ObjectMissingError):
-                facts = sound_facts(self.storage.read(key))
-                break
+        with contextlib.suppress(ObjectMissingError):
+            facts = sound_facts(self.storage.read(COMMITS))
         if facts is not None and STEPS in facts:
             return dict(facts[STEPS])
         return commit_files(self.storage)
-
-
-def _is_there(storage: Storage, key: str) -> bool:
-    try:
-        storage.read(key, 0, 1)
-    except ObjectMissingError:
-        return False
-    return True
 
 
 def _is_ours(key: str) -> bool:
@@ -179,5 +167,4 @@ def commits_lease(storage: Storage, where: str = "", **options: Any) -> StorageL
         tokens = [int(match["token"]) for key in storage.sizes() if (match := _TOKEN.match(key))]
         return max(tokens, default=0)
 
-    key = OLD_COMMITS if _is_there(storage, OLD_COMMITS) and not _is_there(storage, COMMITS) else COMMITS
-    return StorageLease(storage, key, where=where, lowest_token=highest_token, **options)
+    return StorageLease(storage, COMMITS, where=where, lowest_token=highest_token, **options)

@@ -114,7 +114,7 @@ def pod(job: Job, cfg: Any, needs: Accelerator, container: dict[str, Any], prior
     selector = {**needs.node_selector, **cfg.node_selector}
     if selector:
         spec["nodeSelector"] = selector
-    taints = [*needs.tolerations, *cfg.tolerations]
+    taints = dict.fromkeys([*needs.tolerations, *cfg.tolerations])
     if taints:
         spec["tolerations"] = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taints]
     # Kueue has priorities of its own, set by a label.

@@ -3,28 +3,31 @@
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from kanawa.config import Count, Size
 
-from kanawa_runtime.launch.client import call
-from kanawa_runtime.launch.errors import JobError, LauncherError
-from kanawa_runtime.launch.job import Job, hosts, target
-from kanawa_runtime.launch.kubernetes.accelerators import cloud_of
-from kanawa_runtime.launch.kubernetes.check import problems_of, serving_problems
+from kanawa_runtime.launch.client import LauncherError, call
+from kanawa_runtime.launch.job import NAME, Job, device_environment, hosts, target
+from kanawa_runtime.launch.kubernetes.accelerators import cloud_of, slice_environment
 from kanawa_runtime.launch.kubernetes.deployment import UNROUTED_SECONDS, deployment
 from kanawa_runtime.launch.kubernetes.jobset import job_set
-from kanawa_runtime.launch.kubernetes.pathways import INSTANCES, pathways_problems, pathways_set
+from kanawa_runtime.launch.kubernetes.pathways import INSTANCES, PROXIED, pathways_set
 from kanawa_runtime.launch.kubernetes.policy import MAIN
-from kanawa_runtime.launch.kubernetes.schema import QUALIFIED, QUANTITY, SECRET_KEY, SUBDOMAIN, VARIABLE
 from kanawa_runtime.launch.launcher import Launcher, State, Status
-from kanawa_runtime.launch.yaml_text import documents, from_yaml, to_yaml
+from kanawa_runtime.launch.yaml_text import to_yaml
 
 _KUBECTL = "install kubectl and log in to the cluster"
-_FILE, _SERVING = "jobset.yaml", "deployment.yaml"
-_PLACE = re.compile(f"{SUBDOMAIN[:-1]}/{SECRET_KEY[1:]}")
+#: What Kubernetes takes for names of objects, for keys and values of labels, and for amounts.
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+_QUANTITY = r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?"
+_PLACE = rf"{_SUBDOMAIN}/[-._a-zA-Z0-9]{{1,253}}"
+#: Of a pod, whose name ends in the replicated job's, two numbers and five letters.
+_MOST_NAME = 63
 _STATES: dict[str, State] = {"Completed": "done", "Failed": "failed", "Suspended": "queued"}
 
 
@@ -49,21 +52,17 @@ class KubernetesLauncher(Launcher, abstract=True):
 
     secrets_by = 'give --option \'secrets={"NAME": "SECRET/KEY"}\', an entry of a Secret of the cluster'
 
+    #: The file that `render` writes, and the variables that it sets besides those of every job.
+    file = "jobset.yaml"
+    variables: ClassVar[frozenset[str]] = frozenset()
+
     @abstractmethod
-    def manifest(self, job: Job) -> dict[str, Any]:
-        """Returns the JobSet."""
+    def manifests(self, job: Job) -> list[dict[str, Any]]:
+        """Returns the objects that make up the job."""
 
     def render(self, job: Job) -> dict[str, str]:
-        """Returns the manifest, which was checked against schema and rules; raises JobError where it breaks one."""
-        files = {_FILE: to_yaml(self.manifest(job))}
-        self.check_files(files)
-        return files
-
-    def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for a manifest that the cluster would refuse, or that isn't a gang's."""
-        wrong = problems_of(from_yaml(files[_FILE]))
-        if wrong:
-            raise JobError(self.title, wrong)
+        """Returns the manifests in one file."""
+        return {self.file: "---\n".join(to_yaml(manifest) for manifest in self.manifests(job))}
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what a pod can't do."""
@@ -80,19 +79,36 @@ class KubernetesLauncher(Launcher, abstract=True):
         if job.spot and not cloud:
             yield "spot: which nodes are reclaimable depends on the cloud; give --option cloud=gke or cloud=eks"
         for name, place in self.config.secrets.items():
-            if not (re.fullmatch(VARIABLE, name) and _PLACE.fullmatch(place)):
+            if not (re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) and re.fullmatch(_PLACE, place)):
                 yield f"secret {name}={place!r}: expected SECRET/KEY for a variable, such as WANDB_API_KEY=wandb/key"
             if name in job.environment:
                 yield f"{name} is given by --env and by a Secret; leave --env {name} out"
         for name, amount in job.resources.items():
-            if not (re.fullmatch(QUALIFIED, name) and re.fullmatch(QUANTITY, amount)):
+            if not (re.fullmatch(_KEY, name) and re.fullmatch(r"[1-9]\d*" if "/" in name else _QUANTITY, amount)):
                 yield f"resource {name}={amount}: Kubernetes takes amounts such as 8, 500m and 64Gi; give --resource so"
         if target(job).device.platform == "cpu" and not job.resources:
             yield "resources are empty: a CPU pod gets next to nothing; give --resource cpu=8 --resource memory=32Gi"
+        yield from self._names_refused(job)
+
+    def _names_refused(self, job: Job) -> Iterator[str]:
+        """Yields each name that the cluster would refuse, by the option that gave it."""
+        cfg = self.config
+        yield from _refused("--option namespace", [cfg.namespace], f"{NAME.pattern}|")
+        yield from _refused("--option service_account", [cfg.service_account], f"{_SUBDOMAIN}|")
+        yield from _refused("--image", [job.image], r"\S*")
+        yield from _refused("--queue", [job.queue], _VALUE)
+        yield from _refused("--priority", [job.priority], f"{_SUBDOMAIN}|")
+        yield from _refused("--option tolerations", cfg.tolerations, _KEY)
+        yield from _refused("--option node_selector", cfg.node_selector, _KEY)
+        yield from _refused("--option node_selector", cfg.node_selector.values(), _VALUE)
+        yield from _refused("--option claims", cfg.claims, r"/[^:\s]*")
+        yield from _refused("--option claims", cfg.claims.values(), _SUBDOMAIN)
+        ours = self.variables | device_environment(job).keys() | slice_environment(job, "").keys()
+        yield from (f"{name} is set for each pod; leave --env {name} out" for name in sorted(ours & {*job.environment}))
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Applies the manifest: the same job again changes nothing."""
-        call([*self._kubectl(), "apply", "-f", str(folder / _FILE)], _KUBECTL)
+        """Applies the manifests: the same job again changes nothing."""
+        call([*self._kubectl(), "apply", "-f", str(folder / self.file)], _KUBECTL)
         return job.name
 
     def status(self, name: str) -> Status:
@@ -123,22 +139,21 @@ class KubernetesLauncher(Launcher, abstract=True):
 class JobSetLauncher(KubernetesLauncher):
     """A JobSet on Kubernetes: CPUs, TPUs, GPUs and Trainium, with or without Kueue."""
 
+    title = "jobset"
+
     class Config(KubernetesLauncher.Config):
         #: Priority class of spares, below the workers': who is placed first when hosts are short.
         spare_priority: str = ""
 
-    @property
-    def title(self) -> str:
-        """Returns what to call it."""
-        return "jobset"
-
-    def manifest(self, job: Job) -> dict[str, Any]:
+    def manifests(self, job: Job) -> list[dict[str, Any]]:
         """Returns the JobSet."""
-        return job_set(job, self.config, cloud_of(target(job), self.config.cloud))
+        return [job_set(job, self.config, cloud_of(target(job), self.config.cloud))]
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what the JobSet can't do."""
         yield from super().problems(job)
+        yield from _too_long(job)
+        yield from _refused("--option spare_priority", [self.config.spare_priority], f"{_SUBDOMAIN}|")
         if job.spares and not (self.config.spare_priority and job.priority):
             yield (
                 f"{job.spares} spares: workers take their hosts by priority; give --priority HIGH and "
@@ -151,6 +166,8 @@ class JobSetLauncher(KubernetesLauncher):
 class DeploymentLauncher(KubernetesLauncher):
     """Replicas of `kanawa serve` as a Deployment, with a Service that any router of the cluster can stand before."""
 
+    title = "deployment"
+    file = "deployment.yaml"
     serves = True
 
     class Config(KubernetesLauncher.Config):
@@ -159,32 +176,9 @@ class DeploymentLauncher(KubernetesLauncher):
         #: What a replica gets to read its weights and compile.
         ready_seconds: Size = 1800
 
-    @property
-    def title(self) -> str:
-        """Returns what to call it."""
-        return "deployment"
-
-    def manifest(self, job: Job) -> dict[str, Any]:
-        """Returns both objects as one list of Kubernetes."""
-        items = deployment(job, self.config, cloud_of(target(job), self.config.cloud))
-        return {"apiVersion": "v1", "kind": "List", "items": items}
-
-    def render(self, job: Job) -> dict[str, str]:
-        """Returns the manifests; raises JobError where one breaks its schema."""
-        files = {_SERVING: "---\n".join(to_yaml(item) for item in self.manifest(job)["items"])}
-        self.check_files(files)
-        return files
-
-    def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for manifests that the cluster would refuse, or that don't belong together."""
-        items = documents(files[_SERVING])
-        wrong = (
-            serving_problems(*items)
-            if len(items) == 2
-            else [f"{len(items)} objects, expected a Deployment and a Service"]
-        )
-        if wrong:
-            raise JobError(self.title, wrong)
+    def manifests(self, job: Job) -> list[dict[str, Any]]:
+        """Returns the Deployment and its Service."""
+        return deployment(job, self.config, cloud_of(target(job), self.config.cloud))
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what a Deployment can't do."""
@@ -197,11 +191,7 @@ class DeploymentLauncher(KubernetesLauncher):
             yield f"{job.spares} spares: one more replica is one; raise --replicas"
         if job.grace_seconds <= UNROUTED_SECONDS:
             yield f"grace of {job.grace_seconds} s: routers need {UNROUTED_SECONDS} of them; give more with --grace"
-
-    def submit(self, job: Job, folder: Path) -> str:
-        """Applies the manifests: the same job again changes nothing, another one replaces replicas one at a time."""
-        call([*self._kubectl(), "apply", "-f", str(folder / _SERVING)], _KUBECTL)
-        return job.name
+        yield from _refused("--option api_keys", [self.config.api_keys], f"{_SUBDOMAIN}|")
 
     def status(self, name: str) -> Status:
         """Returns how many replicas take requests."""
@@ -225,27 +215,18 @@ class DeploymentLauncher(KubernetesLauncher):
 class PathwaysLauncher(KubernetesLauncher):
     """A JobSet with Pathways on GKE: one program for all TPUs, whose workers restart alone."""
 
+    title = "pathways"
+    variables: ClassVar[frozenset[str]] = frozenset(PROXIED)
+
     class Config(KubernetesLauncher.Config):
         #: A gs:// folder that the servers may write to.
         scratch: str = ""
         server_image: str = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/server:latest"
         proxy_image: str = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/proxy_server:latest"
 
-    @property
-    def title(self) -> str:
-        """Returns what to call it."""
-        return "pathways"
-
-    def manifest(self, job: Job) -> dict[str, Any]:
+    def manifests(self, job: Job) -> list[dict[str, Any]]:
         """Returns the JobSet."""
-        return pathways_set(job, self.config, "gke")
-
-    def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for a manifest that the cluster would refuse, or whose servers wouldn't find each other."""
-        super().check_files(files)
-        wrong = list(pathways_problems(from_yaml(files[_FILE])))
-        if wrong:
-            raise JobError(self.title, wrong)
+        return [pathways_set(job, self.config, "gke")]
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Pathways can't do."""
@@ -257,6 +238,9 @@ class PathwaysLauncher(KubernetesLauncher):
             yield f"scratch is {self.config.scratch!r}: the servers need a bucket; give --option scratch=gs://BUCKET/FOLDER"
         if job.spares:
             yield f"{job.spares} spares: the controller waits for a lost worker to come back; leave --spares out"
+        if job.queue:
+            yield f"queue {job.queue!r}: a queue counts requests, and the head has none; leave --queue out"
+        yield from _too_long(job)
 
 
 def status_of(job_set: dict[str, Any]) -> Status:
@@ -279,6 +263,22 @@ def status_of(job_set: dict[str, Any]) -> Status:
     detail = ", ".join(f"{each['name']}: {each.get('ready', 0)} ready, {each.get('failed', 0)} failed" for each in jobs)
     running = any(each.get("ready") or each.get("active") for each in jobs)
     return Status("running" if running else "queued", restarts, None, detail, stops)
+
+
+def _refused(option: str, names: Iterable[str], pattern: str) -> Iterator[str]:
+    """Yields the names that don't match."""
+    wrong = (name for name in names if not re.fullmatch(pattern, name))
+    yield from (f"{option} {name!r}: Kubernetes takes no such name; give another" for name in wrong)
+
+
+def _too_long(job: Job) -> Iterator[str]:
+    """Yields whether the names of the job's pods would be longer than Kubernetes takes."""
+    longest = f"{job.name}-workers-{job.slices - 1}-{job.hosts_per_slice - 1}-abcde"
+    if len(longest) > _MOST_NAME:
+        yield (
+            f"name {job.name!r}: pods called {longest} have {len(longest)} characters, at most {_MOST_NAME}; give a "
+            "shorter one with --name"
+        )
 
 
 def _inside(run: str, path: str) -> bool:

@@ -4,9 +4,7 @@ The controller outlives its workers, so there is no gang: a worker that is lost 
 arguments are those of Google's public description of Pathways on Cloud; never run here.
 """
 
-import re
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
 from kanawa_runtime.launch.job import Job, hosts, target
@@ -17,6 +15,12 @@ from kanawa_runtime.launch.kubernetes.policy import MAIN, WORKERS, pod_policy
 
 HEAD = "head"
 PROXY_PORT, MANAGER_PORT, WORKER_PORT = 29000, 29001, 29005
+#: What makes JAX find the proxy.
+PROXIED = {
+    "JAX_PLATFORMS": "proxy",
+    "JAX_BACKEND_TARGET": f"grpc://127.0.0.1:{PROXY_PORT}",
+    "XCLOUD_ENVIRONMENT": "GCP",
+}
 #: Pathways' names of the TPUs it runs on.
 INSTANCES = {"v5e": "tpuv5e", "v5p": "tpuv5", "v6e": "tpuv6e"}
 
@@ -37,13 +41,7 @@ def _head(job: Job, cfg: Any) -> dict[str, Any]:
         "env": [
             {"name": "KANAWA_JOB", "value": job.name},
             from_label("KANAWA_ATTEMPT", "restart-attempt"),
-            *named(
-                {
-                    "JAX_PLATFORMS": "proxy",
-                    "JAX_BACKEND_TARGET": f"grpc://127.0.0.1:{PROXY_PORT}",
-                    "XCLOUD_ENVIRONMENT": "GCP",
-                }
-            ),
+            *named(PROXIED),
             *asked(job, cfg),
         ],
         "resources": {},
@@ -99,40 +97,3 @@ def _server(name: str, image: str, arguments: list[str], port: int, environment:
         "resources": {},
         "ports": [{"containerPort": port}],
     }
-
-
-def pathways_problems(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yields where the servers of Pathways contradict each other: they find one another by port, and share a bucket."""
-    jobs = {job["name"]: job for job in manifest["spec"]["replicatedJobs"]}
-    if set(jobs) != {HEAD, WORKERS}:
-        yield f"spec.replicatedJobs: {sorted(jobs)}, expected {HEAD} and {WORKERS}"
-        return
-    head, workers = (jobs[name]["template"]["spec"]["template"]["spec"] for name in (HEAD, WORKERS))
-    servers = {each["name"]: each for each in (*head.get("initContainers", ()), *workers["containers"])}
-    missing = sorted({"pathways-rm", "pathways-proxy", "pathways-worker"} - set(servers))
-    if missing:
-        yield f"there is no container {', '.join(missing)}"
-        return
-    flags = {name: _arguments(server) for name, server in servers.items()}
-    for name, port in (("pathways-rm", MANAGER_PORT), ("pathways-proxy", PROXY_PORT), ("pathways-worker", WORKER_PORT)):
-        opened = [each["containerPort"] for each in servers[name].get("ports", ())]
-        if flags[name].get("--server_port") != str(port) or opened != [port]:
-            yield f"{name}: serves at {flags[name].get('--server_port')} and opens {opened}, expected {port}"
-    scratch = {arguments.get("--gcs_scratch_location", "") for arguments in flags.values()}
-    if len(scratch) != 1 or not re.fullmatch(r"gs://\S+", next(iter(scratch))):
-        yield f"--gcs_scratch_location is {sorted(scratch)}, expected one bucket for all servers"
-    slices = str(jobs[WORKERS]["replicas"])
-    if flags["pathways-rm"].get("--instance_count") != slices:
-        yield f"pathways-rm: --instance_count={flags['pathways-rm'].get('--instance_count')}, there are {slices} slices"
-    variables = {each["name"]: each.get("value", "") for each in servers["pathways-worker"]["env"]}
-    if variables.get("MEGASCALE_NUM_SLICES") != slices or "MEGASCALE_SLICE_ID" not in variables:
-        yield f"pathways-worker: MEGASCALE_NUM_SLICES and MEGASCALE_SLICE_ID are those of {slices} slices"
-    (main, *_) = head["containers"]
-    given = {each["name"]: each.get("value", "") for each in main["env"]}
-    for name, value in (("JAX_PLATFORMS", "proxy"), ("JAX_BACKEND_TARGET", f"grpc://127.0.0.1:{PROXY_PORT}")):
-        if given.get(name) != value:
-            yield f"{main['name']}: {name} is {given.get(name)!r}, expected {value!r}"
-
-
-def _arguments(container: dict[str, Any]) -> dict[str, str]:
-    return dict(text.partition("=")[::2] for text in container.get("args", ()))

@@ -16,7 +16,7 @@ WORKERS, SPARES, MAIN = "workers", "spares", "main"
 GAVE_UP = "PodFailurePolicy"
 #: How the Job controller ends the message of such a failure; nothing else says which rule it was.
 RULE_MESSAGE = "matching FailJob rule at index {}"
-COUNTED, FREE, FAILED = "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
+FREE, FAILED = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
 _FOR_EVER = 2**31 - 1
 _DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
 

@@ -6,17 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kanawa.config import NonNegative, Positive, to_json
 
-from kanawa_runtime.launch.errors import LauncherError
+from kanawa_runtime.launch.client import LauncherError
 from kanawa_runtime.launch.job import Job, hosts, target
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.local import state
 from kanawa_runtime.launch.local.supervisor import Supervisor
-from kanawa_runtime.launch.record import job_record, read_job, read_json
+from kanawa_runtime.launch.record import job_record
 
 _START_SECONDS = 30.0
 _LOG_BYTES = 16_384
@@ -28,6 +28,7 @@ class LocalLauncher(Launcher):
     The other end of `settle_seconds`: a process that hangs when its peer is lost is killed so many seconds later.
     """
 
+    title = "this machine"
     watched = True
     is_here = True
     secrets_by = "export it in this shell, from which processes inherit it"
@@ -38,19 +39,9 @@ class LocalLauncher(Launcher):
         backoff_seconds: NonNegative = 1.0
         most_backoff_seconds: NonNegative = 60.0
 
-    @property
-    def title(self) -> str:
-        """Returns what to call it."""
-        return "this machine"
-
     def render(self, job: Job) -> dict[str, str]:
         """Returns the job itself, which the supervisor reads."""
         return {state.JOB: json.dumps(job_record(job), indent=1) + "\n"}
-
-    def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for a record that isn't a job for this machine."""
-        record = read_json(files[state.JOB], job_record(Job(name="a", command=["b"])), self.title)
-        self.check(read_job(record, self.title))
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what one machine can't do."""

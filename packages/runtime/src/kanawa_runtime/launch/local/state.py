@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kanawa.config import from_json, to_json
-
-from kanawa_runtime.launch.errors import LauncherError
+from kanawa_runtime.launch.client import LauncherError
 from kanawa_runtime.launch.job import Job
 from kanawa_runtime.launch.launcher import Status
+from kanawa_runtime.launch.record import job_of, job_record
 
 JOB, STATE, LOCK = "job.json", "state.json", "lock"
 
@@ -36,16 +35,12 @@ def last_attempt(folder: Path) -> int:
 def write_job(folder: Path, job: Job) -> None:
     """Keeps the job beside its logs."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / JOB).write_text(json.dumps(to_json(job), indent=1))
+    (folder / JOB).write_text(json.dumps(job_record(job), indent=1))
 
 
 def read_job(folder: Path) -> Job:
     """Returns the job that `write_job` kept."""
-    job = from_json(json.loads((folder / JOB).read_text()))
-    if not isinstance(job, Job):
-        message = f"{folder / JOB} holds a {type(job).__name__}, expected a Job; start it with `kanawa launch local`"
-        raise LauncherError(message)
-    return job
+    return job_of(json.loads((folder / JOB).read_text()))
 
 
 def write_state(folder: Path, **facts: Any) -> None:

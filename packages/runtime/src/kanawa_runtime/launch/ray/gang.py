@@ -3,19 +3,23 @@
 import contextlib
 import json
 import signal
+import subprocess
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from kanawa_runtime.exit_codes import SIGNAL_BASE, STOPPED, gang_code, verdict
+from kanawa_runtime.exit_codes import SIGNAL_BASE, STOPPED, gang_code, shell_code, verdict
 from kanawa_runtime.launch.job import processes
 from kanawa_runtime.launch.launcher import ENDED
-from kanawa_runtime.launch.ray.member import Member
+from kanawa_runtime.launch.local.rank import free_port, kill_rank, start_rank
 from kanawa_runtime.launch.record import job_of
 from kanawa_runtime.launch.restarts import Restarts
 
 NAMESPACE = "kanawa"
 _POLL_SECONDS = 0.2
+_LOG_BYTES = 16_384
 #: What a member whose host is gone ended with.
 _LOST = SIGNAL_BASE + signal.SIGKILL
 
@@ -176,6 +180,49 @@ class Gang:
             _call(member.end)
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(member)
+
+
+class Member:
+    """The actor of one process of a job, on a host of the placement group. Neither outlives the other."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._job = job_of(job)
+        self._rank: subprocess.Popen[bytes] | None = None
+        self._log = Path()
+
+    def address(self) -> str:
+        """Returns where the first process of a gang can be reached by the others."""
+        import ray
+
+        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+
+    def start(self, index: int, coordinator: str, attempt: int) -> int:
+        """Starts process `index`; returns its id on this host."""
+        folder = Path(tempfile.mkdtemp(prefix=f"kanawa-{self._job.name}-"))
+        self._log = folder / f"attempt-{attempt}-rank-{index}.log"
+        self._rank = start_rank(self._job, index, coordinator, attempt, self._log)
+        return self._rank.pid
+
+    def code(self) -> int | None:
+        """Returns the exit code as a shell reports it, None while the process runs."""
+        returned = None if self._rank is None else self._rank.poll()
+        return None if returned is None else shell_code(returned)
+
+    def signal(self, number: int) -> None:
+        """Sends the process a signal, unless it has ended."""
+        if self._rank is not None and self._rank.poll() is None:
+            self._rank.send_signal(number)
+
+    def end(self) -> int:
+        """Ends the process by force, with all it started; returns its code."""
+        if self._rank is None:
+            return 0
+        kill_rank(self._rank)
+        return shell_code(self._rank.returncode)
+
+    def said(self) -> str:
+        """Returns the end of what the process wrote."""
+        return self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if self._log.is_file() else ""
 
 
 def _call(method: Any, *arguments: Any) -> Any:

@@ -2,17 +2,17 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kanawa.config import NonNegative, Positive
 
-from kanawa_runtime.launch.errors import LauncherError
+from kanawa_runtime.launch.client import LauncherError
 from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
-from kanawa_runtime.launch.record import check_record, job_record
+from kanawa_runtime.launch.record import job_record
 
 _FILE = "ray.json"
 _SECONDS = 60.0
@@ -21,6 +21,7 @@ _SECONDS = 60.0
 class RayLauncher(Launcher):
     """A gang of actors, one for each process, with a detached actor that restarts them; named by the job's name."""
 
+    title = "ray"
     secrets_by = "export it where Ray's nodes are started, from which processes inherit it"
 
     class Config(Launcher.Config):
@@ -31,18 +32,9 @@ class RayLauncher(Launcher):
         backoff_seconds: NonNegative = 1.0
         most_backoff_seconds: NonNegative = 60.0
 
-    @property
-    def title(self) -> str:
-        """Returns what to call it."""
-        return "ray"
-
     def render(self, job: Job) -> dict[str, str]:
         """Returns what the detached actor is made with: the job, a bundle of resources a host, its settings."""
         return {_FILE: json.dumps(self._facts(job), indent=1) + "\n"}
-
-    def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for a record that isn't a job for Ray, or asks for other bundles than its job needs."""
-        check_record(files[_FILE], self._facts, self.check, self.title)
 
     def _facts(self, job: Job) -> dict[str, Any]:
         cfg = self.config

@@ -1,18 +1,18 @@
 """`ray-serve`: replicas of a server behind the proxies of Ray Serve, on a Ray cluster that is there."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kanawa.config import Positive, Size
 
-from kanawa_runtime.launch.errors import LauncherError
+from kanawa_runtime.launch.client import LauncherError
 from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.ray.launcher import connected, ray_errors
 from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
-from kanawa_runtime.launch.record import check_record, job_record
+from kanawa_runtime.launch.record import job_record
 
 _FILE = "serve.json"
 _STATES: dict[str, State] = {
@@ -28,6 +28,7 @@ _STATES: dict[str, State] = {
 class RayServeLauncher(Launcher):
     """An application of Ray Serve; it is named by the job's name. Ray's proxies, one a node, route and restart."""
 
+    title = "ray-serve"
     serves = True
 
     secrets_by = "export it where Ray's nodes are started, from which processes inherit it"
@@ -42,18 +43,9 @@ class RayServeLauncher(Launcher):
         #: Requests that a replica gets at once; what is beyond waits at the proxies.
         max_ongoing_requests: Size = 256
 
-    @property
-    def title(self) -> str:
-        """Returns what to call it."""
-        return "ray-serve"
-
     def render(self, job: Job) -> dict[str, str]:
         """Returns what the application is made from."""
         return {_FILE: json.dumps(self._facts(job), indent=1) + "\n"}
-
-    def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for a record that isn't a server for Ray, or deploys something else than its job."""
-        check_record(files[_FILE], self._facts, self.check, self.title)
 
     def _facts(self, job: Job) -> dict[str, Any]:
         needs = bundle(job)

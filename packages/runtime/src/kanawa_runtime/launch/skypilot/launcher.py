@@ -1,16 +1,15 @@
 """`skypilot`: managed jobs by `sky jobs`."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from kanawa_runtime.launch.client import call
-from kanawa_runtime.launch.errors import JobError, LauncherError
+from kanawa_runtime.launch.client import LauncherError, call
 from kanawa_runtime.launch.job import Job, target
 from kanawa_runtime.launch.launcher import Launcher, State, Status
-from kanawa_runtime.launch.skypilot.task import VARIABLE, task, task_problems
-from kanawa_runtime.launch.yaml_text import from_yaml, to_yaml
+from kanawa_runtime.launch.skypilot.task import task
+from kanawa_runtime.launch.yaml_text import to_yaml
 
 _SKY = "pip install 'skypilot[aws]' or another of its clouds, and `sky check`"
 _FILE = "task.yaml"
@@ -33,6 +32,7 @@ class SkyPilotLauncher(Launcher):
     It has no bound for those: `retries` of 0 leaves the recovery of processes out, any other number leaves it on.
     """
 
+    title = "skypilot"
     secrets_by = "give --option 'secrets=[\"NAME\"]', whose value SkyPilot takes from this shell"
 
     class Config(Launcher.Config):
@@ -46,22 +46,9 @@ class SkyPilotLauncher(Launcher):
         #: Variables of this shell that hold secrets: SkyPilot hands them on, no file holds them.
         secrets: list[str] = []
 
-    @property
-    def title(self) -> str:
-        """Returns what to call it."""
-        return "skypilot"
-
     def render(self, job: Job) -> dict[str, str]:
-        """Returns the task; raises JobError where it breaks the schema."""
-        files = {_FILE: to_yaml(task(job, self.config))}
-        self.check_files(files)
-        return files
-
-    def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for a task that breaks the schema, or whose command doesn't fit its nodes."""
-        wrong = task_problems(from_yaml(files[_FILE]))
-        if wrong:
-            raise JobError(self.title, wrong)
+        """Returns the task."""
+        return {_FILE: to_yaml(task(job, self.config))}
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what SkyPilot can't do."""
@@ -80,12 +67,25 @@ class SkyPilotLauncher(Launcher):
                 yield f"{name} {given!r}: a task has none; leave --{name} out"
         if job.spares:
             yield f"{job.spares} spares: it looks for a new machine when one is lost; leave --spares out"
-        wrong = [name for name in self.config.secrets if not re.fullmatch(VARIABLE, name) or name in job.environment]
+        wrong = [
+            name
+            for name in self.config.secrets
+            if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or name in job.environment
+        ]
         yield from (f"secret {name!r}: expected a variable of this shell that --env doesn't give" for name in wrong)
         for name, pattern in (("cpu", r"\d+(\.\d+)?"), ("memory", r"\d+(\.\d+)?(Gi)?")):
             amount = job.resources.get(name, "1")
             if not re.fullmatch(pattern, amount):
                 yield f"{name} {amount!r}: SkyPilot takes a number, memory in Gi; give --resource {name}=64"
+        words = (
+            ("infra", self.config.infra),
+            ("image", job.image),
+            *(("mounts", to) for to in self.config.mounts.values()),
+        )
+        yield from (f"{name} {text!r} holds a blank; give one word" for name, text in words if re.search(r"\s", text))
+        yield from (
+            f"mounts {path!r}: expected an absolute path; give one" for path in self.config.mounts if path[:1] != "/"
+        )
         unknown = sorted(set(job.resources) - {"cpu", "memory"})
         if unknown:
             yield f"resources {', '.join(unknown)}: a task takes cpu, and memory in Gi"

@@ -21,8 +21,7 @@ from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.goodput.sections import Section
 from kanawa_runtime.runs.run_directory import EVENTS, STACKS
 from kanawa_runtime.services.watchdog import sidecar
-from kanawa_runtime.services.watchdog.allowance import Allowance
-from kanawa_runtime.services.watchdog.beacon import Beacon
+from kanawa_runtime.services.watchdog.beacon import Allowance, Beacon
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from kanawa_runtime.exit_codes import STOPPED, permanent_codes
-from kanawa_runtime.launch.command import line_problems
-from kanawa_runtime.launch.kubernetes.policy import COUNTED, FAILED, FREE, GAVE_UP, RULE_MESSAGE
+from kanawa_runtime.launch.kubernetes.policy import FAILED, FREE, GAVE_UP, RULE_MESSAGE
+
+from .command import line_problems
+
+#: What a JobSet does about a failed Job that no rule names.
+COUNTED = "RestartJobSet"
 
 _MOST_NAME = 63
 #: What Kubernetes appends to the name of a pod.

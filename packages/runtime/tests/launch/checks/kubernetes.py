@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from kanawa_runtime.launch.kubernetes.deployment import DEPLOYMENT, SERVICE
-from kanawa_runtime.launch.kubernetes.rules import broken_rules, pod_rules, process_rules
-from kanawa_runtime.launch.kubernetes.schema import JOB_SET
-from kanawa_runtime.launch.strict import schema_problems
+from .deployment_schema import DEPLOYMENT, SERVICE
+from .jobset_rules import broken_rules, pod_rules, process_rules
+from .jobset_schema import JOB_SET
+from .schema import schema_problems
 
 
 def problems_of(manifest: Any) -> list[str]:
-    """Returns what is wrong with a JobSet, one sentence each; raises LauncherError without jsonschema."""
+    """Returns what is wrong with a JobSet, one sentence each."""
     # The rules read fields, which only the schema makes sure are there.
     return schema_problems(manifest, JOB_SET) or list(broken_rules(manifest))
 

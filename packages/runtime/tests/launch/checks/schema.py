@@ -2,16 +2,11 @@
 
 from typing import Any
 
-from kanawa_runtime.launch.errors import LauncherError
+import jsonschema
 
 
 def schema_problems(data: Any, schema: dict[str, Any]) -> list[str]:
-    """Returns what of the data breaks the schema; raises LauncherError without jsonschema."""
-    try:
-        import jsonschema
-    except ModuleNotFoundError as error:
-        message = "manifests are checked with jsonschema, which is missing: pip install 'kanawa-runtime[kubernetes]'"
-        raise LauncherError(message) from error
+    """Returns what of the data breaks the schema."""
     broken = jsonschema.Draft202012Validator(schema).iter_errors(data)
     return [f"{_place(error.absolute_path)}: {error.message}" for error in sorted(broken, key=lambda e: str(e.path))]
 
