@@ -44,6 +44,9 @@ def kanawa_commands():
 """
 
 
+FROM_FAKE = "  this comes from the plugin fake-verbs 1.0; KANAWA_SKIP_PLUGINS=fake-verbs leaves it out"
+
+
 @pytest.fixture
 def plugin_verb(fake_distribution):
     def add(dist, verb):
@@ -110,7 +113,7 @@ def test_a_verb_of_a_plugin_that_cannot_be_used_says_why(monkeypatch, capsys):
     [
         ("0", 0, ""),
         ("7", 7, ""),
-        ("preempted", 42, "kanawa: error: told to stop\n  after step 7\n"),
+        ("preempted", 42, f"kanawa: error: told to stop\n  after step 7\n{FROM_FAKE}\n"),
         ("interrupted", 130, "kanawa: interrupted\n"),
     ],
 )
@@ -123,16 +126,69 @@ def test_exit_code_and_message_of_a_plugin_verb(capsys, plugin_verb, how, code, 
 def test_a_verb_that_ends_the_program_is_not_taken_for_success(capsys, plugin_verb):
     plugin_verb("fake-verbs", "pretend")
     assert main(["pretend", "exit"]) == 1
-    assert "this is a bug: SystemExit" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"kanawa: error: SystemExit: 0\n{FROM_FAKE}\n"
 
 
-def test_bug_shows_its_traceback(capsys, plugin_verb):
+def test_an_error_of_a_plugin_is_one_line_and_names_it(capsys, plugin_verb):
     plugin_verb("fake-verbs", "pretend")
     assert main(["pretend", "bug"]) == 1
+    assert capsys.readouterr().err == f"kanawa: error: ZeroDivisionError: oops\n{FROM_FAKE}\n"
+    assert main(["pretend", "bug", "--traceback"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_error_of_our_own_is_a_bug_with_its_traceback(capsys, monkeypatch):
+    monkeypatch.setattr("kanawa.cli.verbs.listing.kind_named", lambda word: 1 / 0)
+    assert main(["list", "layers"]) == 1
     error = capsys.readouterr().err
-    assert "ZeroDivisionError: oops" in error
+    assert "ZeroDivisionError" in error
     assert "Traceback" in error
     assert "this is a bug" in error
+
+
+BAD_VERBS = """
+from kanawa.plugins import Command, CommandOptions, hookimpl
+
+def fails(parser):
+    raise RuntimeError("no licence found")
+
+def unreadable(parser):
+    parser.add_argument("--share", help="100% of it")
+
+def nothing(parser):
+    pass
+
+@hookimpl
+def kanawa_commands():
+    return [
+        Command("fails", "raises", fails, print),
+        Command("unreadable", "shows 100% of it", unreadable, lambda args: 0),
+        Command("chatty", "100% talk", nothing, lambda args: "done"),
+    ]
+
+@hookimpl
+def kanawa_command_options():
+    return [CommandOptions("list", fails, lambda args: None)]
+"""
+
+
+def test_a_verb_whose_arguments_fail_is_left_out_and_no_other(capsys, caplog, fake_distribution):
+    fake_distribution("bad-verbs", {"kanawa.plugins": ["bad = bad_verbs"]}, {"bad_verbs": BAD_VERBS})
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "100% talk" in shown
+    assert "list components" in shown
+    assert "\n    fails" not in shown
+    warned = [record.getMessage() for record in caplog.records]
+    leaves = "KANAWA_SKIP_PLUGINS=bad-verbs leaves it out"
+    assert f"verb fails is left out: plugin bad-verbs:bad 1.0: RuntimeError: no licence found; {leaves}" in warned
+    assert main(["list", "kernels"]) == 0, "options that fail take nothing from the verb"
+    assert main(["fails"]) == 1
+    assert "RuntimeError: no licence found; KANAWA_SKIP_PLUGINS=bad-verbs" in capsys.readouterr().err
+    assert main(["unreadable", "--help"]) == 1
+    assert "the help of verb 'unreadable' can't be shown" in capsys.readouterr().err
+    assert main(["chatty"]) == 1
+    assert "verb chatty returned 'done', expected an exit code" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("by", ["flag", "variable"])
@@ -145,13 +201,17 @@ def test_traceback_of_a_deliberate_error_only_when_asked(capsys, plugin_verb, mo
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_plugin_verb_is_listed_and_cannot_replace_cores(capsys, plugin_verb):
+def test_a_verb_of_ours_keeps_its_name_and_the_other_has_a_way(capsys, caplog, plugin_verb):
     plugin_verb("fake-verbs", "list")
     plugin_verb("fake-more", "pretend")
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert "pretend" in out
     assert "list components that configs can name" in out
+    assert "fake-verbs:list" in out
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "verb 'list' is offered by kanawa and fake-verbs:fake-verbs; kanawa list is that of kanawa" in line
+    assert main(["fake-verbs:list", "7"]) == 7
 
 
 def test_verb_claimed_twice_is_an_error_only_when_used(capsys, plugin_verb):
@@ -160,6 +220,7 @@ def test_verb_claimed_twice_is_an_error_only_when_used(capsys, plugin_verb):
     assert main(["plugins"]) == 0
     assert main(["pretend", "0"]) == 1
     assert "verb 'pretend' is offered by fake-a:fake-a and fake-b:fake-b" in capsys.readouterr().err
+    assert main(["fake-b:pretend", "5"]) == 5
 
 
 def test_plugins_json(capsys, fake_distribution):

@@ -12,7 +12,7 @@ from kanawa.cli.early_signals import Terminated, early_signals
 from kanawa.cli.output import flush, forget_stdout, usable_streams, write_message
 from kanawa.cli.parser import TRACEBACK_VARIABLE, build_parser
 from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb, with_plugin_options
-from kanawa.errors import INTERRUPTIONS, CompositionError, KanawaError, UsageError
+from kanawa.errors import INTERRUPTIONS, CompositionError, KanawaError, PluginError, UsageError
 from kanawa.status import stage, status_line
 
 LOG_VARIABLE = "KANAWA_LOG"
@@ -46,13 +46,15 @@ def _run_reported(arguments: list[str], show_traceback: bool) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         forget_stdout()
         return 0
-    except (KanawaError, OSError, MemoryError) as error:
-        if show_traceback:
-            write_message(traceback.format_exc())
-        write_message("\n".join([f"kanawa: error: {_text(error)}", *_notes(error)]))
-        return _ended(error)
     except BaseException as error:  # SystemExit too: some library that gave up would end the program in silence
-        write_message(traceback.format_exc())
+        culprit = _plugin_behind(error)
+        expected = isinstance(error, (KanawaError, OSError, MemoryError))
+        if show_traceback or not (expected or culprit):
+            write_message(traceback.format_exc())
+        if expected or culprit:
+            text = _text(error) if expected else f"{type(error).__name__}: {error}"
+            write_message("\n".join([f"kanawa: error: {text}", *_notes(error), *culprit]))
+            return _ended(error)
         write_message(f"kanawa: this is a bug: {type(error).__name__} should not get here")
         return 1
 
@@ -68,11 +70,14 @@ def _run(arguments: list[str]) -> int:
             check()
     if verb is not None and verb not in commands and "--version" not in arguments:
         raise UsageError(unknown_verb(verb, commands))
-    parser = build_parser(commands)
+    parser = build_parser(commands, verb)
     try:
         args = parser.parse_args(arguments)
     except SystemExit as stop:  # argparse has already written its message
         return int(stop.code or 0)
+    except (KeyError, TypeError, ValueError) as error:  # argparse formats help texts when they are shown
+        message = f"the help of verb {verb!r} can't be shown: {error}; in a help text % is written %%"
+        raise PluginError(message) from error
     if args.run_verb is None:
         parser.print_help()
         return 2
@@ -102,6 +107,17 @@ def _text(error: BaseException) -> str:
         return str(error)
     apart = ["- " + problem.replace("\n", "\n  ") for problem in problems]
     return "\n".join([f"{len(problems)} problems:", *apart])
+
+
+def _plugin_behind(error: BaseException) -> list[str]:
+    """Returns a line with the plugin of others whose code an error came through; none where there was no such code."""
+    from kanawa.plugins.fault import how_to_skip, plugin_behind
+
+    try:
+        state = plugin_behind(error)
+    except PluginError:  # plugins are errors (KANAWA_STRICT_PLUGINS), or the host was still being asked
+        return []
+    return [] if state is None else [f"  {how_to_skip(state)}"]
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -83,6 +83,19 @@ def _header(distribution: _Readable, field: str) -> list[str]:
 
 
 @functools.cache
+def own_packages() -> frozenset[str]:
+    """Returns the names of core and of the packages that its extras bring, read without parsing requirements."""
+    from importlib_metadata import PackageNotFoundError, distribution
+
+    try:
+        required = _header(distribution(CORE), "Requires-Dist")
+    except PackageNotFoundError:  # run from a source tree that isn't installed
+        required = []
+    names = {normalise(re.split(r"[^\w.-]", text, maxsplit=1)[0]) for text in required}
+    return frozenset({CORE, *(name for name in names if name.startswith(f"{CORE}-"))})
+
+
+@functools.cache
 def packages_by_extra() -> dict[str, tuple[str, ...]]:
     """Returns core's extras and the packages of ours that each brings: core's own metadata is the one list of them."""
     from importlib_metadata import PackageNotFoundError, requires

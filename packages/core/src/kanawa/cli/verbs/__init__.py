@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Collection, Container, Mapping
+import logging
+from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from kanawa.errors import PluginError, did_you_mean
+from kanawa.errors import INTERRUPTIONS, PluginError, did_you_mean
 from kanawa.plugins import Command, CommandOptions, host
 from kanawa.plugins.catalog import missing_packages
+from kanawa.plugins.discovery import own_packages
+from kanawa.plugins.states import SKIP_VARIABLE
+
+logger = logging.getLogger(__name__)
 
 # Files in this folder, each with its COMMAND.
 _FILES = ("plugins", "listing", "doctor", "show", "kernels", "new", "completion")
@@ -21,36 +26,85 @@ def core_verbs() -> dict[str, Command]:
     return {command.name: command for command in commands}
 
 
-def plugin_verbs(taken: Container[str], asked: str | None = None) -> dict[str, Command]:
-    """Returns plugins' verbs by name, without those that core or several plugins claim.
+def plugin_verbs(taken: Collection[str], asked: str | None = None) -> dict[str, Command]:
+    """Returns plugins' verbs by name.
 
-    Raises PluginError if `asked`, the verb that is to run, is claimed by several.
+    A verb of core, or of one of Kanawa's packages, keeps its name; that of another plugin is then `DISTRIBUTION:NAME`,
+    as are all of several plugins that claim one name. One warning line says so. Raises PluginError if `asked`, the verb
+    that is to run, is ambiguous.
     """
-    claims: dict[str, list[tuple[str, Command]]] = {}
+    claims: dict[str, dict[str, Command]] = {}
     for plugin, commands in host().collect("kanawa_commands"):
         for command in commands:
-            claims.setdefault(command.name, []).append((plugin, command))
-    if asked is not None and len(claims.get(asked, ())) > 1:
-        claimants = " and ".join(plugin for plugin, _ in claims[asked])
-        message = f"verb {asked!r} is offered by {claimants}; uninstall one"
-        raise PluginError(message)
-    return {name: offers[0][1] for name, offers in claims.items() if len(offers) == 1 and name not in taken}
+            claims.setdefault(command.name, {})[plugin] = _guarded(plugin, command)
+    verbs: dict[str, Command] = {}
+    for name, offers in claims.items():
+        owns = [plugin for plugin in offers if _distribution(plugin) in own_packages() or len(offers) == 1]
+        holder = "kanawa" if name in taken else next(iter(owns), "")
+        others = {f"{_distribution(plugin)}:{name}": plugin for plugin in offers if plugin != holder}
+        verbs |= {key: offers[plugin] for key, plugin in others.items()}
+        if holder in offers:
+            verbs[name] = offers[holder]
+        if others:
+            claimants = " and ".join(dict.fromkeys(filter(None, (holder, *offers))))
+            kept = f"; kanawa {name} is that of {holder}" if holder else ""
+            message = f"verb {name!r} is offered by {claimants}{kept}; the other way: kanawa {', kanawa '.join(others)}"
+            if asked == name and not holder:
+                raise PluginError(message)
+            logger.warning("%s", message)
+    return verbs
+
+
+def _distribution(plugin: str) -> str:
+    return plugin.partition(":")[0]
+
+
+def _guarded(plugin: str, command: Command) -> Command:
+    """Returns a plugin's verb; one whose arguments can't be declared raises PluginError naming the plugin."""
+
+    def configure(parser: argparse.ArgumentParser) -> None:
+        try:
+            command.configure(parser)
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
+            raise PluginError(_failed(plugin, f"{type(error).__name__}: {error}")) from error
+
+    def run(args: argparse.Namespace) -> int:
+        code = command.run(args)
+        if code is not None and not isinstance(code, int):
+            message = _failed(plugin, f"verb {command.name} returned {code!r:.80}, expected an exit code")
+            raise PluginError(message)
+        return code or 0
+
+    return dataclasses.replace(command, configure=configure, run=run)
+
+
+def _failed(plugin: str, what: str) -> str:
+    distribution = _distribution(plugin)
+    version = host().installed().get(distribution, "")
+    return f"plugin {plugin} {version}: {what}; {SKIP_VARIABLE}={distribution} leaves it out"
 
 
 def with_plugin_options(commands: Mapping[str, Command]) -> dict[str, Command]:
     """Returns the verbs with the options that plugins add to them."""
     extended = dict(commands)
-    for _, offered in host().collect("kanawa_command_options"):
+    for plugin, offered in host().collect("kanawa_command_options"):
         for options in offered:
             if options.verb in extended:
-                extended[options.verb] = _with_options(extended[options.verb], options)
+                extended[options.verb] = _with_options(plugin, extended[options.verb], options)
     return extended
 
 
-def _with_options(command: Command, options: CommandOptions) -> Command:
+def _with_options(plugin: str, command: Command, options: CommandOptions) -> Command:
     def configure(parser: argparse.ArgumentParser) -> None:
         command.configure(parser)
-        options.configure(parser)
+        try:
+            options.configure(parser)
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:  # the verb is another package's, and goes on without the options
+            logger.warning("%s", _failed(plugin, f"its options of {command.name}: {type(error).__name__}: {error}"))
 
     def run(args: argparse.Namespace) -> int:
         code = options.run(args)
