@@ -36,6 +36,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("strategies", "divisibility"),
         ("pipeline", "modifiers"),
         ("plan",),
+        ("profile",),
         ("plugin",),
     ),
     "backends-cpu": (

@@ -13,10 +13,11 @@ def kanawa_kinds() -> list[Kind]:
 
 @hookimpl
 def kanawa_commands() -> list[Command]:
-    """Returns the verb `plan`."""
-    from kanawa_parallel.plan.command import command
+    """Returns the verbs `plan` and `profile`."""
+    from kanawa_parallel.plan.command import command as plan
+    from kanawa_parallel.profile.command import command as profile
 
-    return [command()]
+    return [plan(), profile()]
 
 
 @hookimpl

@@ -59,8 +59,9 @@ class Profiler(Service):
         self._is_recording, self._is_over = False, True
         jax.profiler.stop_trace()
         logger.warning(
-            "the profile is in %s: tensorboard --logdir, or perfetto_trace.json.gz at ui.perfetto.dev",
+            "the profile is in %s: kanawa profile %s says where the time went; or tensorboard --logdir",
             self._folder(run),
+            run.directory,
         )
 
     def _folder(self, run: Run) -> Path:
