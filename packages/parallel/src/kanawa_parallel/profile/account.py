@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kanawa_parallel.plan.read.attribution import known_names, module_of, phase_of
+from kanawa_parallel.plan.read.attribution import known_names, module_of
 from kanawa_parallel.plan.read.hlo import HloModule, Instruction
 from kanawa_parallel.profile.trace import Event, HostCall, Trace
 
@@ -74,7 +74,7 @@ def account(trace: Trace, paths: frozenset[str]) -> StepTimes:
         seconds, name = event.own * 1e-9 / steps / devices, names.get(event.instruction, "")
         _add(by["module"], module_of(name, paths), seconds)
         _add(by["kind"], _kind(event.instruction, instruction, module), seconds)
-        _add(by["phase"], phase_of(name), seconds)
+        _add(by["phase"], _phase(name), seconds)
         _add(longest, event.instruction, seconds)
     busy = _merged(events)
     window = busy[-1][1] - busy[0][0]
@@ -133,6 +133,14 @@ def _kind(name: str, instruction: Instruction | None, module: HloModule) -> str:
     if held <= {*_MOVES, "parameter", "constant", "tuple", "get-tuple-element", "copy-start", "copy-done"}:
         return "data movement"
     return "elementwise"
+
+
+def _phase(op_name: str) -> str:
+    """Returns "recompute", "backward" or "forward" (which includes the update)."""
+    # First, because what is computed again stands inside a `transpose(` too.
+    if "rematted_computation" in op_name:
+        return "recompute"
+    return "backward" if "transpose(" in op_name else "forward"
 
 
 def _merged(events: Iterable[Event]) -> list[tuple[float, float]]:
