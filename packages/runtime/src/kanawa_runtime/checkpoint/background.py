@@ -27,9 +27,9 @@ from kanawa_runtime.checkpoint import agreement, layout
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.checkpoint.manifest import COMMIT, Manifest, PartEntry, brief
 from kanawa_runtime.checkpoint.pending import Pending, Written
+from kanawa_runtime.checkpoint.pieces import snapshot, written_part
 from kanawa_runtime.checkpoint.restore import PassedOver, restore_newest, restore_step
 from kanawa_runtime.checkpoint.roots.root import Root
-from kanawa_runtime.checkpoint.shards.write import snapshot, written_part
 from kanawa_runtime.checkpoint.structure import check_savable, flatten
 from kanawa_runtime.checkpoint.tiers import Tier, open_root, open_tier
 

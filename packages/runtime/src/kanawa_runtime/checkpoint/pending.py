@@ -11,8 +11,8 @@ from kanawa.contracts import CheckpointError
 
 from kanawa_runtime.checkpoint.digest import digest_text, start_digest
 from kanawa_runtime.checkpoint.manifest import ArrayEntry, PartEntry, text_digest
+from kanawa_runtime.checkpoint.pieces import HostPiece
 from kanawa_runtime.checkpoint.roots.root import Root
-from kanawa_runtime.checkpoint.shards.write import HostPiece
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from kanawa_runtime import faults
 from kanawa_runtime.checkpoint import agreement
 from kanawa_runtime.checkpoint.background import BackgroundCheckpointer, Trees
 from kanawa_runtime.checkpoint.pending import Pending, Written
-from kanawa_runtime.checkpoint.shards.write import snapshot
+from kanawa_runtime.checkpoint.pieces import snapshot
 
 
 class ShardedCheckpointer(BackgroundCheckpointer):

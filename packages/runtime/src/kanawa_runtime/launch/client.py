@@ -1,14 +1,16 @@
-"""Calls of a system's own command-line client, and what can go wrong between a job and the system that runs it."""
+"""Calls of a system's own client, the YAML that it reads, and errors between a job and the system that runs it."""
 
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kanawa.errors import KanawaError, UsageError
 
 _SECONDS = 120.0
 _MOST_CHARACTERS = 2000
+_WIDE = 100_000
 
 
 class JobError(UsageError):
@@ -44,3 +46,26 @@ def call(command: Sequence[str], install: str, stdin: str | None = None) -> str:
         message = f"{shlex.join(command)} failed with exit code {done.returncode}: {said or 'it said nothing'}"
         raise LauncherError(message)
     return done.stdout
+
+
+def to_yaml(data: Any) -> str:
+    """Returns data as YAML, in its own order and without references; raises LauncherError without PyYAML."""
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        message = "manifests are written with PyYAML, which is missing: pip install 'kanawa-runtime[kubernetes]'"
+        raise LauncherError(message) from error
+
+    class Plain(yaml.SafeDumper):  # type: ignore[misc]
+        def ignore_aliases(self, data: Any) -> bool:
+            """Two pods with equal resources share an object here, which is not written as `&id001`."""
+            return True
+
+        def represent_list(self, data: Any) -> Any:
+            """A hundred exit codes are one line."""
+            flow = bool(data) and all(type(each) is int for each in data)
+            return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flow)
+
+    Plain.add_representer(list, Plain.represent_list)
+    text: str = yaml.dump(data, Dumper=Plain, sort_keys=False, width=_WIDE)
+    return text

@@ -1,10 +1,13 @@
 """The job: what runs, on what, and how it is treated; every launcher renders the same record."""
 
+import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from kanawa.composition.target import Target, parse_target
-from kanawa.config import REQUIRED, Config, Count, Size
+from kanawa.config import REQUIRED, Config, Count, Size, from_json, to_json
+from kanawa.errors import UsageError
 
 #: DNS labels: what pods, services and most systems accept as a name.
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -43,6 +46,21 @@ class Job(Config):
     run: str = ""
     spares: Count = 0
     replicas: Size = 1
+
+
+def job_record(job: Job) -> dict[str, Any]:
+    """Returns the job as files hold it."""
+    record: dict[str, Any] = json.loads(json.dumps(to_json(job)))
+    return record
+
+
+def job_of(tree: Any) -> Job:
+    """Returns the job of a record as `job_record` gives it; raises ConfigError, or UsageError for another config."""
+    config = from_json(tree)
+    if not isinstance(config, Job):
+        message = f"the record holds a {type(config).__name__}, expected a Job"
+        raise UsageError(message)
+    return config
 
 
 def hosts(job: Job) -> int:

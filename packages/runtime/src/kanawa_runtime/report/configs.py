@@ -1,7 +1,8 @@
-"""Configs: how runs differ, what was set for a run on top of its experiment, and all of it."""
+"""Where a run comes from: commands and commits, what it ran on, its config, and how runs differ."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from kanawa.config import diff, to_text
 
@@ -13,6 +14,7 @@ Names = Sequence[str]
 #: Stages of composition that aren't the experiment itself.
 _OWN_STAGES = ("default", "code", "recipe", "experiment")
 _LONGEST = 200
+_COMMIT_DIGITS = 12
 
 
 def differences(runs: Runs, names: Names) -> str:
@@ -73,3 +75,39 @@ def configs(runs: Runs, names: Names) -> str:
         text = escape(to_text(run.config))
         blocks.append(card(f"<details><summary>{escape(name)}</summary><pre>{text}</pre></details>"))
     return section("Config", "".join(blocks))
+
+
+def launches(runs: Runs, names: Names) -> str:
+    """The command of each attempt, its working folder and its commit."""
+    return per_run("Commands", runs, names, _launches)
+
+
+def _launches(run: RunData) -> str:
+    rows = [_launch(record) for record in run.of("run_started") if record.get("command")]
+    return table(["attempt", "command", "in", "commit"], rows, code=True, stacked=True) if rows else ""
+
+
+def _launch(record: Mapping[str, Any]) -> list[str]:
+    fields = ("attempt", "command", "working_directory")
+    return [*(str(record.get(field, "")) for field in fields), _commit(record.get("git"))]
+
+
+def _commit(git: Any) -> str:
+    """Returns "1a2b3c4d5e6f on main, with changes"."""
+    if not isinstance(git, dict) or not git.get("commit"):
+        return "not in git"
+    branch = f" on {git['branch']}" if git.get("branch") not in (None, "", "HEAD") else ""
+    return f"{str(git['commit'])[:_COMMIT_DIGITS]}{branch}{', with changes' if git.get('dirty') else ''}"
+
+
+def environment(runs: Runs, names: Names) -> str:
+    """Devices, plugins and libraries of each run's last attempt."""
+    labels: dict[str, list[str]] = {}
+    for index, run in enumerate(runs):
+        record = run.environment
+        single = {key: record.get(key) for key in ("devices", "processor", "cores", "processes", "python", "host")}
+        for key, value in {**single, **(record.get("plugins") or {}), **(record.get("versions") or {})}.items():
+            if value is not None:
+                labels.setdefault(key, [""] * len(runs))[index] = str(value)
+    rows = [[label, *values] for label, values in labels.items()]
+    return section("Environment", card(table(["", *names], rows))) if rows else ""

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kanawa_runtime.report import sections
-from kanawa_runtime.report.configs import assignments, configs, differences
+from kanawa_runtime.report.configs import assignments, configs, differences, environment, launches
 from kanawa_runtime.report.evaluations import evaluations
 from kanawa_runtime.report.goodput import goodput
-from kanawa_runtime.report.origins import environment, launches
 from kanawa_runtime.report.parts import asset
 from kanawa_runtime.report.resources import memory, parameters, utilization
 from kanawa_runtime.report.run_data import RunData, distinct_names, load_run

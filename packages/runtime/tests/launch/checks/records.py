@@ -6,7 +6,7 @@ from typing import Any
 
 from kanawa.errors import KanawaError
 from kanawa_runtime.launch import Job
-from kanawa_runtime.launch.record import job_of, job_record
+from kanawa_runtime.launch.job import job_of, job_record
 
 from .command import command_problems
 

@@ -11,8 +11,7 @@ from kanawa.contracts import ObjectMissingError, Storage
 
 from kanawa_runtime.checkpoint.errors import CheckpointDamagedError
 from kanawa_runtime.checkpoint.manifest import Manifest
-from kanawa_runtime.checkpoint.shards import index
-from kanawa_runtime.checkpoint.shards.read import read_arrays
+from kanawa_runtime.checkpoint.pieces import Part, decoded_index, read_arrays
 
 _READERS = 8
 
@@ -93,10 +92,10 @@ class Root(abc.ABC):
             lambda name, start, size: self.storage.read(f"{step}/{name}", start, size),
         )
 
-    def parts(self, step: int, manifest: Manifest) -> list[index.Part]:
+    def parts(self, step: int, manifest: Manifest) -> list[Part]:
         """Returns the indexes of all processes that wrote; on a private place those that are there."""
 
-        def read(entry: Any) -> index.Part | None:
+        def read(entry: Any) -> Part | None:
             try:
                 data = self.storage.read(f"{step}/{entry.name}")
             except ObjectMissingError:
@@ -107,7 +106,7 @@ class Root(abc.ABC):
             if actual != entry.sha256:
                 message = f"{self.location(step)}/{entry.name} has SHA-256 {actual}, expected {entry.sha256}"
                 raise CheckpointDamagedError(message)
-            return index.decoded(data)
+            return decoded_index(data)
 
         with ThreadPoolExecutor(_READERS, thread_name_prefix="part") as pool:
             return [part for part in pool.map(read, manifest.parts) if part is not None]

@@ -9,8 +9,7 @@ from typing import Any
 
 from kanawa_runtime.launch.job import Job, device_environment
 from kanawa_runtime.launch.kubernetes.accelerators import accelerator
-from kanawa_runtime.launch.kubernetes.container import asked, from_secret, literal, named, resources
-from kanawa_runtime.launch.kubernetes.jobset import pod
+from kanawa_runtime.launch.kubernetes.jobset import asked, from_secret, literal, named, pod, resources
 from kanawa_runtime.launch.kubernetes.policy import MAIN
 
 SERVER_PORT, SERVICE_PORT = 8000, 80

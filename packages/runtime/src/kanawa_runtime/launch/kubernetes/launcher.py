@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from kanawa.config import Count, Size
 
-from kanawa_runtime.launch.client import LauncherError, call
+from kanawa_runtime.launch.client import LauncherError, call, to_yaml
 from kanawa_runtime.launch.job import NAME, Job, device_environment, hosts, target
 from kanawa_runtime.launch.kubernetes.accelerators import cloud_of, slice_environment
 from kanawa_runtime.launch.kubernetes.deployment import UNROUTED_SECONDS, deployment
@@ -17,7 +17,6 @@ from kanawa_runtime.launch.kubernetes.jobset import job_set
 from kanawa_runtime.launch.kubernetes.pathways import INSTANCES, PROXIED, pathways_set
 from kanawa_runtime.launch.kubernetes.policy import MAIN
 from kanawa_runtime.launch.launcher import Launcher, State, Status
-from kanawa_runtime.launch.yaml_text import to_yaml
 
 _KUBECTL = "install kubectl and log in to the cluster"
 #: What Kubernetes takes for names of objects, for keys and values of labels, and for amounts.

@@ -9,8 +9,17 @@ from typing import Any
 
 from kanawa_runtime.launch.job import Job, hosts, target
 from kanawa_runtime.launch.kubernetes.accelerators import Accelerator, accelerator
-from kanawa_runtime.launch.kubernetes.container import asked, from_label, literal, named, resources
-from kanawa_runtime.launch.kubernetes.jobset import envelope, host_name, pod, replicated
+from kanawa_runtime.launch.kubernetes.jobset import (
+    asked,
+    envelope,
+    from_label,
+    host_name,
+    literal,
+    named,
+    pod,
+    replicated,
+    resources,
+)
 from kanawa_runtime.launch.kubernetes.policy import MAIN, WORKERS, pod_policy
 
 HEAD = "head"

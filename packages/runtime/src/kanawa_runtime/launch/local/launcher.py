@@ -12,11 +12,10 @@ from pathlib import Path
 from kanawa.config import NonNegative, Positive, to_json
 
 from kanawa_runtime.launch.client import LauncherError
-from kanawa_runtime.launch.job import Job, hosts, target
+from kanawa_runtime.launch.job import Job, hosts, job_record, target
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.local import state
 from kanawa_runtime.launch.local.supervisor import Supervisor
-from kanawa_runtime.launch.record import job_record
 
 _START_SECONDS = 30.0
 _LOG_BYTES = 16_384

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kanawa_runtime.launch.client import LauncherError
-from kanawa_runtime.launch.job import Job
+from kanawa_runtime.launch.job import Job, job_of, job_record
 from kanawa_runtime.launch.launcher import Status
-from kanawa_runtime.launch.record import job_of, job_record
 
 JOB, STATE, LOCK = "job.json", "state.json", "lock"
 

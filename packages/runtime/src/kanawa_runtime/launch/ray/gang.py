@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kanawa_runtime.exit_codes import SIGNAL_BASE, STOPPED, gang_code, shell_code, verdict
-from kanawa_runtime.launch.job import processes
+from kanawa_runtime.launch.job import job_of, processes
 from kanawa_runtime.launch.launcher import ENDED
 from kanawa_runtime.launch.local.rank import free_port, kill_rank, start_rank
-from kanawa_runtime.launch.record import job_of
 from kanawa_runtime.launch.restarts import Restarts
 
 NAMESPACE = "kanawa"

@@ -9,10 +9,9 @@ from typing import Any
 from kanawa.config import NonNegative, Positive
 
 from kanawa_runtime.launch.client import LauncherError
-from kanawa_runtime.launch.job import Job, hosts
+from kanawa_runtime.launch.job import Job, hosts, job_record
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
-from kanawa_runtime.launch.record import job_record
 
 _FILE = "ray.json"
 _SECONDS = 60.0

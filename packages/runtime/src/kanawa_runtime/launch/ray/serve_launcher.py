@@ -8,11 +8,10 @@ from typing import Any
 from kanawa.config import Positive, Size
 
 from kanawa_runtime.launch.client import LauncherError
-from kanawa_runtime.launch.job import Job, hosts
+from kanawa_runtime.launch.job import Job, hosts, job_record
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.ray.launcher import connected, ray_errors
 from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
-from kanawa_runtime.launch.record import job_record
 
 _FILE = "serve.json"
 _STATES: dict[str, State] = {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kanawa_runtime.launch.record import job_of
+from kanawa_runtime.launch.job import job_of
 
 #: The application of this replica; a replica has a process of its own.
 _SERVED: dict[str, Any] = {}

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from kanawa_runtime.launch.client import LauncherError, call
+from kanawa_runtime.launch.client import LauncherError, call, to_yaml
 from kanawa_runtime.launch.job import Job, target
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.skypilot.task import task
-from kanawa_runtime.launch.yaml_text import to_yaml
 
 _SKY = "pip install 'skypilot[aws]' or another of its clouds, and `sky check`"
 _FILE = "task.yaml"

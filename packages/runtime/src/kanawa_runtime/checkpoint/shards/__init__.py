@@ -1,1 +1,0 @@
-"""Arrays as pieces: each process writes those it holds, and any other arrangement of devices reads them back."""
