@@ -68,7 +68,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "kernel-tools": (
         ("_version",),
         ("specs", "examples"),
-        ("measuring", "features", "schedules"),
+        ("measuring", "schedules"),
         ("commands",),
         ("plugin",),
     ),

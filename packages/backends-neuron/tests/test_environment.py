@@ -8,8 +8,6 @@ from kanawa_backends_neuron.environment import (
     compiler_flags,
     process_environment,
     runtime_environment,
-    sharding_environment,
-    xla_flags,
 )
 
 
@@ -73,11 +71,6 @@ def test_the_compiler_knows_the_chip_and_training():
     assert "--lnc=1" in compiler_flags("train", "trn2", 1)
     assert "--distribution-strategy=llm-training" in compiler_flags("train")
     assert "llm-training" not in compiler_flags("prefill")
-
-
-def test_gathers_come_early_and_scatters_late():
-    assert sharding_environment()["NEURON_FSDP"] == "1"
-    assert "neuron-hierarchical-collectives" in xla_flags()
 
 
 def test_a_gang_s_process_gets_its_variables_from_the_hook():

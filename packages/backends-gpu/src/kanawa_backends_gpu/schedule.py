@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,13 +17,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from kanawa.composition.compile_cache import without_cache
 from kanawa.errors import KernelError
 from kanawa.kernels.selection import tuned
-from kanawa.plugins import KernelSchedule, ScheduleRequest, component
+from kanawa.plugins import DeviceSpec, KernelHalf, KernelSchedule, ScheduleRequest, component
 
 from kanawa_backends_gpu.ptxas import Assembled, assemble, resident_blocks
 from kanawa_backends_gpu.target_config import LIMITS, SILICON
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec, KernelHalf
 
 _REGISTER_BYTES = 4
 _LAUNCH = re.compile(r"kCustomKernel \[.*?\] (\S+) grid: \[([\d, ]+)\] threads: \[([\d, ]+)\]\s+shared_memory: (\d+)")
@@ -82,7 +79,7 @@ def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
     return records
 
 
-def compiled_half(half: "KernelHalf", device: "DeviceSpec", options: Mapping[str, Any] | None = None) -> Compiled:
+def compiled_half(half: KernelHalf, device: DeviceSpec, options: Mapping[str, Any] | None = None) -> Compiled:
     """Returns a direction of a kernel compiled for one such GPU, with further compiler options."""
     from kanawa.composition.target import parse_target
 
@@ -122,7 +119,7 @@ def _temporaries(program: jax.stages.Compiled) -> int:
     return 0 if memory is None else memory.temp_size_in_bytes
 
 
-def _record(name: str, direction: Any, compiled: Compiled, device: "DeviceSpec") -> KernelSchedule:
+def _record(name: str, direction: Any, compiled: Compiled, device: DeviceSpec) -> KernelSchedule:
     chip, launch = SILICON[device.family], compiled.launches[name]
     if name not in compiled.assembled:
         message = f"XLA launches {name} but dumped no PTX of it; this reader knows jaxlib 0.11"

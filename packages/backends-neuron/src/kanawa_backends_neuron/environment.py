@@ -70,21 +70,6 @@ _NETWORK: Mapping[str, str] = {
 }
 
 
-def sharding_environment() -> dict[str, str]:
-    """Returns the FSDP variables of Neuron's PJRT plugin: gather a layer's weights early, scatter gradients late."""
-    return {
-        "NEURON_FSDP": "1",
-        "NEURON_FSDP_NUM_LAYER_EARLY_AG_SHIFT": "1",
-        "NEURON_FSDP_NUM_LAYER_LATE_RS_SHIFT": "2",
-        "NEURON_FSDP_NUM_LAYER_COALESCE": "-1",
-    }
-
-
-def xla_flags() -> str:
-    """Returns XLA_FLAGS: without the two passes of Neuron's XLA that AWS turns off for FSDP with tensor parallelism."""
-    return "--xla_disable_hlo_passes=aws_neuron_flip_all_gather_dot,neuron-hierarchical-collectives"
-
-
 def compiler_flags(purpose: str, device: str = "trn2", logical_cores: int | None = None) -> str:
     """Returns NEURON_CC_FLAGS for `purpose`: "train", "prefill" or "decode"; raises UsageError as above."""
     flags = ["--framework=XLA", f"--target={device}", "--model-type=transformer"]

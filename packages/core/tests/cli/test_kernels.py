@@ -41,7 +41,7 @@ def test_fallbacks_are_listed_and_then_judged(capsys):
 
 def test_options_of_a_package_that_is_not_installed_say_what_to_install(capsys, monkeypatch):
     monkeypatch.setattr(manager, "_current", PluginHost(discover=list))
-    for option in (["--bench"], ["--schedule", "attention.gpu.locked"], ["--features"]):
+    for option in (["--bench"], ["--schedule", "attention.gpu.locked"]):
         assert (
             'is an option of kanawa-kernel-tools; run: pip install "kanawa[kernel-tools]"'
             in told(capsys, *option, code=2).err

@@ -16,7 +16,7 @@ def kanawa_hookspecs() -> ModuleType:
 
 @hookimpl
 def kanawa_command_options() -> list[CommandOptions]:
-    """Returns the options of `kanawa kernels` that measure kernels, list their features, and compile one alone."""
+    """Returns the options of `kanawa kernels` that measure kernels, and compile one alone."""
     return [
         CommandOptions(
             verb="kernels",
@@ -24,7 +24,6 @@ def kanawa_command_options() -> list[CommandOptions]:
             run=_run,
             example=(
                 "kanawa kernels quickstart --bench\n"
-                "kanawa kernels --features\n"
                 "kanawa kernels --schedule attention.tpu.splash --on v5p-8 --problem head_dim=64"
             ),
         )
@@ -32,18 +31,14 @@ def kanawa_command_options() -> list[CommandOptions]:
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    from kanawa_kernel_tools.commands import bench, features, schedule
+    from kanawa_kernel_tools.commands import bench, schedule
 
-    for command in (bench, schedule, features):
+    for command in (bench, schedule):
         command.configure(parser)
 
 
 def _run(args: argparse.Namespace) -> int | None:
     """Runs what the options ask for; None where none of them is used."""
-    if args.features:
-        from kanawa_kernel_tools.commands.features import show_features
-
-        return show_features(args)
     if args.schedule:
         from kanawa_kernel_tools.commands.schedule import show_schedule
 

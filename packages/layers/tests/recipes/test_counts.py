@@ -7,7 +7,8 @@ those counts less the tower's and projector's.
 import kanawa as kn
 import pytest
 from kanawa.arrays.tree import flatten_paths
-from kanawa.plugins import component
+from kanawa.cli.about.summary import summary
+from kanawa.plugins import component, host
 
 _GEMMA3_4B_VISION = 416_866_032 + 2_950_272
 _LLAMA4_VISION = 871_932_416
@@ -87,3 +88,9 @@ def test_text_models_of_gemma3_count_what_their_configs_say(name, layers, width,
     layer = attention + 3 * width * hidden + 4 * width
     specs = flatten_paths(kn.param_specs(component("models", name)().build()))
     assert sum(spec.size for spec in specs.values()) == 262_208 * width + layers * layer + width
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "llama2-7b", "llama-65b", "qwen3-30b-a3b", "mixtral-8x7b"])
+def test_the_list_of_models_says_the_count(name):
+    state = next(state for state in host().components("models") if state.name == name)
+    assert f"{PUBLISHED[name]:,} parameters" in summary(state)

@@ -5,7 +5,8 @@ Shapes: B batch (or 1, which broadcasts), T queries, S keys.
 
 import dataclasses
 import inspect
-from collections.abc import Collection
+import operator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -81,6 +82,11 @@ class MaskSpec:
         return frozenset(name for name in names if getattr(self, name))
 
     @property
+    def is_lone_prefix(self) -> bool:
+        """True where the prefix is all that a query sees: there is no condition that it is an exception to."""
+        return self.prefix and not any(getattr(self, atom) for atom in _ATOMS)
+
+    @property
     def needs_prefix(self) -> bool:
         """True where a prefix length is needed, inside `any_of` too."""
         return self.prefix or any(mask.needs_prefix for group in self.any_of for mask in group)
@@ -93,7 +99,7 @@ class MaskSpec:
     @property
     def keeps_own_position(self) -> bool:
         """True where a query at position p may always attend to a key at p of its own segment."""
-        own = not self.predicates and (not self.prefix or any(getattr(self, a) for a in _ATOMS))
+        own = not self.predicates and not self.is_lone_prefix
         return own and all(any(m.keeps_own_position for m in group) for group in self.any_of)
 
     def __and__(self, other: "MaskSpec") -> "MaskSpec":
@@ -182,24 +188,40 @@ class MaskSpec:
         Raises MaskError where an operand that the mask needs is missing.
         """
         q, k = _rows(q_positions)[:, :, None], _rows(kv_positions)[:, None, :]
-        result = self._by_position(q, k)
+        q_ids = None if q_segments is None else _rows(q_segments)[:, :, None]
+        k_ids = None if kv_segments is None else _rows(kv_segments)[:, None, :]
+        return self.visible(q, k, q_ids, k_ids, None if prefix_lengths is None else prefix_lengths[:, None, None])
+
+    def visible(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        q_segments: jax.Array | None = None,
+        k_segments: jax.Array | None = None,
+        prefix: Any = None,
+        divide: Callable[[jax.Array, int], jax.Array] = operator.floordiv,
+    ) -> jax.Array | None:
+        """Returns which pairs are allowed, of positions, segments and prefix lengths that broadcast; None for all.
+
+        `divide` is how positions are divided by a chunk's size, rounding down. Raises MaskError as `allowed` does.
+        """
+        result = self._by_position(q, k, divide)
         for group in self.any_of:
-            masks = [m.allowed(q_positions, kv_positions, q_segments, kv_segments, prefix_lengths) for m in group]
+            members = [member.visible(q, k, q_segments, k_segments, prefix, divide) for member in group]
             # None allows everything, and so does a group with one such mask.
-            if all(mask is not None for mask in masks):
-                result = _both(result, _any(masks))
+            if all(member is not None for member in members):
+                result = _both(result, _any(members))
         if self.prefix:
-            length = _needed(prefix_lengths, "prefix", "prefix_lengths")
-            visible = k < length[:, None, None]
-            lone = not any(getattr(self, atom) for atom in _ATOMS)
-            result = visible if lone else None if result is None else result | visible
+            within = k < _needed(prefix, "prefix", "prefix_lengths")
+            result = within if self.is_lone_prefix else None if result is None else result | within
         if self.segments:
             q_ids = _needed(q_segments, "segments", "q_segment_ids")
-            kv_ids = _needed(kv_segments, "segments", "kv_segment_ids")
-            result = _both(result, _rows(q_ids)[:, :, None] == _rows(kv_ids)[:, None, :])
+            result = _both(result, q_ids == _needed(k_segments, "segments", "kv_segment_ids"))
         return result
 
-    def _by_position(self, q: jax.Array, k: jax.Array) -> jax.Array | None:
+    def _by_position(
+        self, q: jax.Array, k: jax.Array, divide: Callable[[jax.Array, int], jax.Array]
+    ) -> jax.Array | None:
         """Returns the conjunction of the conditions on positions alone; None if there is none."""
         result = (k <= q) if self.causal else None
         if self.window is not None:
@@ -209,7 +231,7 @@ class MaskSpec:
             if right is not None:
                 result = _both(result, k <= q + right)
         if self.chunk is not None:
-            result = _both(result, q // self.chunk == k // self.chunk)
+            result = _both(result, divide(q, self.chunk) == divide(k, self.chunk))
         for name in self.predicates:
             result = _both(result, _predicate(name)(q, k))
         return result

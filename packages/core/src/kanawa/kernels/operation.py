@@ -86,7 +86,8 @@ class Kernel(abc.ABC):
 
     Attributes:
         name: the catalog name, `<operation>.<platform>.<name>`.
-        platforms: those that the kernel runs on; empty for any.
+        operation: by default the name's first part.
+        platforms: those that the kernel runs on, where its name says "any" and it doesn't run on all of them.
         priority: the highest wins among kernels that match the platform equally well.
         fused: True if it never materialises what the operation is known for (attention scores, …).
         local: True if it can't be partitioned by the compiler; core then wraps it in `shard_map`.
@@ -111,6 +112,12 @@ class Kernel(abc.ABC):
     takes: ClassVar[frozenset[str]] = frozenset()
     in_process: ClassVar[bool] = False
     tuning: Tuning = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Sets the operation that the name says, where the class sets none."""
+        super().__init_subclass__(**arguments)
+        if not hasattr(cls, "operation") and hasattr(cls, "name"):
+            cls.operation = cls.name.partition(".")[0]
 
     @abc.abstractmethod
     def supports(self, problem: Any, device: "DeviceSpec | None") -> Verdict:

@@ -78,7 +78,6 @@ class Examples:
         differentiable: whether the problem is ever differentiated.
         specified: returns the output with zeros where the contract leaves it open.
         space: the features that problems are generated from; None where only `problems` are asked.
-        calls: problems of usual size by what they are for, which the table of kernels asks about.
         typical: a problem of the size that one chip has in training; None where nothing is typical.
     """
 
@@ -88,7 +87,6 @@ class Examples:
     differentiable: Callable[[Any], bool] = lambda problem: True
     specified: Callable[[Any, Operands, Any], Any] = lambda problem, operands, out: out
     space: ProblemSpace | None = None
-    calls: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     typical: Any = None
 
 

@@ -39,6 +39,5 @@ EXAMPLES = Examples(
     problems=tuple(dataclasses.replace(BASE, length=length) for length in (64, 37, 1)),
     operands=example_operands,
     space=Space(FEATURES, build),
-    calls={"RG-LRU": DiagonalRecurrenceProblem(batch=4, length=4096, channels=2560)},
     typical=TYPICAL,
 )

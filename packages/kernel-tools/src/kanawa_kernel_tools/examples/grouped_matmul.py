@@ -59,13 +59,5 @@ EXAMPLES = Examples(
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
     space=Space(FEATURES, build),
-    calls={
-        f"{name}, {dtype}": GroupedMatmulProblem(**sizes, dtype=dtype, rhs_dtype=dtype)
-        for name, sizes in (
-            ("training", {"rows": 65536, "inner": 2048, "columns": 1536, "groups": 64}),
-            ("decoding", {"rows": 64, "inner": 2048, "columns": 1536, "groups": 64}),
-        )
-        for dtype in ("bfloat16", "float32")
-    },
     typical=TYPICAL,
 )

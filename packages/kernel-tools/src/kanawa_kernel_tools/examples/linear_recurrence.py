@@ -95,21 +95,5 @@ EXAMPLES = Examples(
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
     space=Space(FEATURES, build),
-    calls={
-        "Mamba-2": LinearRecurrenceProblem(
-            batch=4, length=4096, num_groups=1, num_heads=64, key_dim=128, value_dim=64, dtype="bfloat16"
-        ),
-        "gated delta rule, packed": LinearRecurrenceProblem(
-            batch=4,
-            length=4096,
-            num_groups=16,
-            num_heads=32,
-            key_dim=128,
-            value_dim=128,
-            dtype="bfloat16",
-            delta=True,
-            has_segments=True,
-        ),
-    },
     typical=TYPICAL,
 )

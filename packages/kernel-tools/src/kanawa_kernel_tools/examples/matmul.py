@@ -81,17 +81,5 @@ EXAMPLES = Examples(
     # A kernel has no gradient: those of the operation are matmuls, each by a kernel of its own.
     differentiable=lambda problem: False,
     space=Space(FEATURES, build),
-    calls={
-        f"{name}, {dtypes['x_dtype']}": MatmulProblem(**sizes, **dtypes)
-        for name, sizes in (
-            ("training", {"rows": 8192, "inner": 4096, "outputs": 14336}),
-            ("prefill", {"rows": 512, "inner": 4096, "outputs": 14336, "purpose": "prefill"}),
-            ("decoding", {"rows": 16, "inner": 4096, "outputs": 14336, "purpose": "decode"}),
-            ("decoding, outputs first", {
-                "rows": 16, "inner": 4096, "outputs": 14336, "purpose": "decode", "weight_layout": "outputs_first",
-            }),
-        )
-        for dtypes in (_BF16, _FP32)
-    },
     typical=TYPICAL,
 )  # fmt: skip

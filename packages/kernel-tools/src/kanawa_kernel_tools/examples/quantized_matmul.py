@@ -100,18 +100,4 @@ EXAMPLES = Examples(
     typical=TYPICAL,
     differentiable=lambda problem: problem.lhs_format not in FORMATS,
     space=Space(FEATURES, build),
-    calls={
-        f"{lhs} by {rhs}, {rows} rows": QuantizedMatmulProblem(
-            lhs_shape=(rows, 4096),
-            rhs_shape=(4096, 14336),
-            num_contracted=1,
-            groups=32 if rhs in ("int4", "nf4") else 1,
-            lhs_format=lhs,
-            rhs_format=rhs,
-            dtype="bfloat16",
-        )
-        for lhs, rhs in FEATURES["formats"]
-        if lhs != "float32"
-        for rows in (8192, 16)
-    },
 )

@@ -30,12 +30,6 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"chunk_tokens": None},
 )
 
-_CALLS: dict[str, dict[str, Any]] = {
-    "a head": {},
-    "an embedding, soft cap": {"tied": True, "logit_cap": 30.0},
-    "z-loss": {"z_loss": 1e-4},
-}
-
 FEATURES: dict[str, tuple[Any, ...]] = {
     "dtypes": (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")),
     "tokens": (96, 128, 256, 83, 1),
@@ -83,17 +77,4 @@ EXAMPLES = Examples(
     typical=TYPICAL,
     specified=_specified,
     space=Space(FEATURES, build),
-    calls={
-        name: dataclasses.replace(
-            BASE,
-            tokens=8192,
-            width=4096,
-            vocab=128256,
-            dtype="bfloat16",
-            weight_dtype="bfloat16",
-            chunk_tokens=None,
-            **more,
-        )
-        for name, more in _CALLS.items()
-    },
 )

@@ -9,15 +9,13 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from kanawa.errors import KernelError, did_you_mean
 from kanawa.kernels.operation import Kernel
+from kanawa.plugins import DeviceSpec
 from kanawa.testing.compare import Refusal, Sweep
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 #: A value for every feature.
 Choice = dict[str, Any]
@@ -55,9 +53,9 @@ class Space:
                 raise KernelError(message)
         return dataclasses.replace(self, features={**self.features, **narrow})
 
-    def generate(self, kernel: Kernel, count: int, *, device: "DeviceSpec | None" = None, seed: int = 0) -> Sweep:
+    def generate(self, kernel: Kernel, count: int, *, device: DeviceSpec | None = None, seed: int = 0) -> Sweep:
         """Returns up to `count` problems that the kernel accepts; the same ones for the same seed."""
-        search = _Search(kernel, self, device, np.random.default_rng(seed))
+        search = Search(kernel, self, device, np.random.default_rng(seed))
         bases = search.bases()
         candidates: dict[Any, Choice] = {}
         if bases:
@@ -67,19 +65,7 @@ class Space:
         return Sweep(_cover(candidates, count), tuple(search.refusals.values()))
 
 
-def reached(
-    kernel: Kernel, space: Space, *, device: "DeviceSpec | None" = None, seed: int = 0
-) -> dict[str, tuple[Any, ...]]:
-    """Returns the values of each feature with which the kernel accepts some problem."""
-    search = _Search(kernel, space, device, np.random.default_rng(seed))
-    bases = search.bases()
-    return {
-        name: tuple(value for value in values if any(search.accepts_with(name, value, base) for base in bases))
-        for name, values in space.features.items()
-    }
-
-
-class _Search:
+class Search:
     """Asks a kernel about choices, and remembers why it refused."""
 
     def __init__(self, kernel: Kernel, space: Space, device: Any, rng: np.random.Generator) -> None:
@@ -88,6 +74,7 @@ class _Search:
         self._accepted: dict[Any, bool] = {}
 
     def accepts(self, choice: Choice) -> bool:
+        """Returns whether the kernel accepts the problem of a choice; False where there is none."""
         problem = self.space.build(choice)
         if problem is None:
             return False
@@ -97,12 +84,6 @@ class _Search:
             if not verdict:
                 self.refusals[problem] = Refusal(problem, verdict.reason)
         return self._accepted[problem]
-
-    def accepts_with(self, name: str, value: Any, base: Choice) -> bool:
-        """Returns whether it accepts the base with this value, as it is or with one other feature changed."""
-        choice = {**base, name: value}
-        others = ((n, v) for n, values in self.space.features.items() if n != name for v in values)
-        return self.accepts(choice) or any(self.accepts({**choice, n: v}) for n, v in others)
 
     def draw(self) -> Choice:
         """Returns a random choice; about half of the features are plain, as in real problems."""

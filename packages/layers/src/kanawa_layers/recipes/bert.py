@@ -1,5 +1,6 @@
 """BERT (Devlin et al. 2018, arXiv:1810.04805, and the released configs): post-norm, bidirectional, masked tokens."""
 
+from functools import partial
 from typing import Any
 
 import kanawa as kn
@@ -135,12 +136,7 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def bert_base() -> EncoderLM.Config:
-    """Returns BERT base with its masked-token head: 109,514,298 parameters (109,482,240 with pooler, without head)."""
-    return bert(num_layers=12, input_dim=768, num_heads=12)
-
-
-def bert_large() -> EncoderLM.Config:
-    """Returns BERT large with its masked-token head: 335,174,458 parameters (335,141,888 with pooler, without head)."""
-    return bert(num_layers=24, input_dim=1024, num_heads=16)
+#: BERT base with its masked-token head: 109,514,298 parameters (109,482,240 with pooler, without head).
+bert_base = partial(bert, num_layers=12, input_dim=768, num_heads=12)
+#: BERT large with its masked-token head: 335,174,458 parameters (335,141,888 with pooler, without head).
+bert_large = partial(bert, num_layers=24, input_dim=1024, num_heads=16)

@@ -12,8 +12,21 @@ from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect, rope_keys, rotary, sizes
-from kanawa_layers.recipes.patterns import FULL, SLIDING, layer_types, repeated
+from kanawa_layers.recipes.hf_config import (
+    FULL,
+    SLIDING,
+    Foreign,
+    activation,
+    activation_name,
+    expect,
+    layer_types,
+    repeated,
+    rope_keys,
+    rotary,
+    size_keys,
+    sizes,
+)
+from kanawa_layers.recipes.llama import sized
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.sandwich_norm import SandwichNormBlock
 
@@ -130,14 +143,7 @@ def gemma_keys(cfg: Any, architecture: str) -> dict[str, Any]:
     windows = [block.attention.window for block in blocks if block.attention.window is not None]
     return {
         "architectures": [architecture],
-        "num_hidden_layers": cfg.stack.num_layers,
-        "hidden_size": cfg.input_dim,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "intermediate_size": blocks[0].feed_forward.hidden_dim,
-        "vocab_size": cfg.vocab_size,
-        "rms_norm_eps": cfg.norm.eps,
+        **size_keys(cfg, attention, blocks[0].feed_forward.hidden_dim),
         "hidden_activation": activation_name(blocks[0].feed_forward.activation, "gelu_pytorch_tanh"),
         # The power of -0.5 isn't exactly invertible.
         "query_pre_attn_scalar": round(attention.scale**-2),
@@ -149,23 +155,9 @@ def gemma_keys(cfg: Any, architecture: str) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def gemma2_2b() -> DecoderLM.Config:
-    """Returns Gemma 2 2B: 2,614,341,888 parameters."""
-    return gemma2(
-        num_layers=26, input_dim=2304, num_heads=8, num_kv_heads=4, head_dim=256, hidden_dim=9216, query_scalar=256
-    )
-
-
-def gemma2_9b() -> DecoderLM.Config:
-    """Returns Gemma 2 9B: 9,241,705,984 parameters."""
-    return gemma2(
-        num_layers=42, input_dim=3584, num_heads=16, num_kv_heads=8, head_dim=256, hidden_dim=14_336, query_scalar=256
-    )
-
-
-def gemma2_27b() -> DecoderLM.Config:
-    """Returns Gemma 2 27B: 27,227,128,320 parameters; scores are scaled by width / heads, not by the head's width."""
-    return gemma2(
-        num_layers=46, input_dim=4608, num_heads=32, num_kv_heads=16, head_dim=128, hidden_dim=36_864, query_scalar=144
-    )
+#: Gemma 2 2B: 2,614,341,888 parameters.
+gemma2_2b = sized(gemma2, 26, 2304, 8, 4, 9216, head_dim=256, query_scalar=256)
+#: Gemma 2 9B: 9,241,705,984 parameters.
+gemma2_9b = sized(gemma2, 42, 3584, 16, 8, 14_336, head_dim=256, query_scalar=256)
+#: Gemma 2 27B: 27,227,128,320 parameters; scores are scaled by width / heads, not by the head's width.
+gemma2_27b = sized(gemma2, 46, 4608, 32, 16, 36_864, head_dim=128, query_scalar=144)

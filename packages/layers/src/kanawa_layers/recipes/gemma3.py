@@ -10,8 +10,8 @@ from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.frequency_scaling import LinearScaling
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.gemma2 import gemma_block, gemma_keys, gemma_model, gemma_sizes
-from kanawa_layers.recipes.hf_config import Foreign, activation, expect, rope_keys, rotary
-from kanawa_layers.recipes.patterns import FULL, SLIDING, layer_types
+from kanawa_layers.recipes.hf_config import FULL, SLIDING, Foreign, activation, expect, layer_types, rope_keys, rotary
+from kanawa_layers.recipes.llama import sized
 
 _FIVE_TO_ONE = (SLIDING,) * 5 + (FULL,)
 
@@ -114,18 +114,9 @@ def gemma3_1b() -> DecoderLM.Config:
     )
 
 
-def gemma3_4b() -> DecoderLM.Config:
-    """Returns the text model of Gemma 3 4B: 3,880,263,168 parameters."""
-    return gemma3(num_layers=34, input_dim=2560, num_heads=8, num_kv_heads=4, hidden_dim=10_240)
-
-
-def gemma3_12b() -> DecoderLM.Config:
-    """Returns the text model of Gemma 3 12B: 11,766,034,176 parameters."""
-    return gemma3(num_layers=48, input_dim=3840, num_heads=16, num_kv_heads=8, hidden_dim=15_360)
-
-
-def gemma3_27b() -> DecoderLM.Config:
-    """Returns the text model of Gemma 3 27B: 27,009,346,304 parameters; scores scaled by width / heads."""
-    return gemma3(
-        num_layers=62, input_dim=5376, num_heads=32, num_kv_heads=16, head_dim=128, hidden_dim=21_504, query_scalar=168
-    )
+#: The text model of Gemma 3 4B: 3,880,263,168 parameters.
+gemma3_4b = sized(gemma3, 34, 2560, 8, 4, 10_240)
+#: The text model of Gemma 3 12B: 11,766,034,176 parameters.
+gemma3_12b = sized(gemma3, 48, 3840, 16, 8, 15_360)
+#: The text model of Gemma 3 27B: 27,009,346,304 parameters; scores scaled by width / heads.
+gemma3_27b = sized(gemma3, 62, 5376, 32, 16, 21_504, head_dim=128, query_scalar=168)

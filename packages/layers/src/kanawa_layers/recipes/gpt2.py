@@ -1,5 +1,6 @@
 """GPT-2 (Radford et al. 2019, and the released configs): LayerNorm, learned positions, biases, tied head."""
 
+from functools import partial
 from typing import Any
 
 import kanawa as kn
@@ -126,22 +127,11 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def gpt2_small() -> DecoderLM.Config:
-    """Returns GPT-2: 124,439,808 parameters."""
-    return gpt2(num_layers=12, input_dim=768, num_heads=12)
-
-
-def gpt2_medium() -> DecoderLM.Config:
-    """Returns GPT-2 medium: 354,823,168 parameters."""
-    return gpt2(num_layers=24, input_dim=1024, num_heads=16)
-
-
-def gpt2_large() -> DecoderLM.Config:
-    """Returns GPT-2 large: 774,030,080 parameters."""
-    return gpt2(num_layers=36, input_dim=1280, num_heads=20)
-
-
-def gpt2_xl() -> DecoderLM.Config:
-    """Returns GPT-2 XL: 1,557,611,200 parameters."""
-    return gpt2(num_layers=48, input_dim=1600, num_heads=25)
+#: GPT-2: 124,439,808 parameters.
+gpt2_small = partial(gpt2, num_layers=12, input_dim=768, num_heads=12)
+#: GPT-2 medium: 354,823,168 parameters.
+gpt2_medium = partial(gpt2, num_layers=24, input_dim=1024, num_heads=16)
+#: GPT-2 large: 774,030,080 parameters.
+gpt2_large = partial(gpt2, num_layers=36, input_dim=1280, num_heads=20)
+#: GPT-2 XL: 1,557,611,200 parameters.
+gpt2_xl = partial(gpt2, num_layers=48, input_dim=1600, num_heads=25)

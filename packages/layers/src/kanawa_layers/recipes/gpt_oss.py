@@ -4,6 +4,7 @@ experts.
 The released checkpoints store expert weights in MXFP4, which can't be converted; bfloat16 copies can.
 """
 
+from functools import partial
 from typing import Any
 
 import kanawa as kn
@@ -22,8 +23,18 @@ from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.router import TopKRouter
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling
-from kanawa_layers.recipes.hf_config import Foreign, expect, rope_keys, rotary, size_keys, sizes
-from kanawa_layers.recipes.patterns import FULL, SLIDING, layer_types, repeated
+from kanawa_layers.recipes.hf_config import (
+    FULL,
+    SLIDING,
+    Foreign,
+    expect,
+    layer_types,
+    repeated,
+    rope_keys,
+    rotary,
+    size_keys,
+    sizes,
+)
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.pre_norm import PreNormBlock
 
@@ -144,12 +155,7 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def gpt_oss_20b() -> DecoderLM.Config:
-    """Returns gpt-oss 20b: 20,914,757,184 parameters, 3.6B of them active."""
-    return gpt_oss(num_layers=24, num_experts=32)
-
-
-def gpt_oss_120b() -> DecoderLM.Config:
-    """Returns gpt-oss 120b: 116,829,156,672 parameters, 5.1B of them active."""
-    return gpt_oss(num_layers=36, num_experts=128)
+#: Gpt-oss 20b: 20,914,757,184 parameters, 3.6B of them active.
+gpt_oss_20b = partial(gpt_oss, num_layers=24, num_experts=32)
+#: Gpt-oss 120b: 116,829,156,672 parameters, 5.1B of them active.
+gpt_oss_120b = partial(gpt_oss, num_layers=36, num_experts=128)

@@ -1,7 +1,7 @@
 """Reading and writing the parts that Hugging Face configs share: rotary embeddings, activations, sizes."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from kanawa.config import REQUIRED, Config
 from kanawa.contracts import ForeignConfigError
@@ -12,8 +12,13 @@ from kanawa_layers.positions.frequency_scaling import FrequencyScaling, LinearSc
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling
 
+T = TypeVar("T", bound=Hashable)
+
 #: A config.json.
 Foreign = Mapping[str, Any]
+
+#: Of a config's list of layer types.
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 #: The catalog's kind: entry points of the group `kanawa.hf_activations` map Hugging Face's names to functions.
 ACTIVATIONS = "hf_activations"
@@ -207,3 +212,27 @@ def _scaling_keys(scaling: Any) -> dict[str, Any]:
         }
     message = f"the frequency scaling {type(scaling).__qualname__} has no Hugging Face name"
     raise ForeignConfigError(message)
+
+
+def period_of(kinds: Sequence[T]) -> tuple[T, ...]:
+    """Returns the shortest prefix that, repeated and cut off, is the whole list."""
+    # The last period may be cut off: Gemma 3 27B has 62 layers of a pattern of 6. What isn't the longest border (a
+    # beginning that is also an end) is the shortest period; all borders take linear time (Knuth, Morris, Pratt).
+    borders = [0] * len(kinds)
+    for i in range(1, len(kinds)):
+        length = borders[i - 1]
+        while length and kinds[i] != kinds[length]:
+            length = borders[length - 1]
+        borders[i] = length + 1 if kinds[i] == kinds[length] else 0
+    return tuple(kinds[: len(kinds) - borders[-1]] if kinds else kinds)
+
+
+def layer_types(config: Mapping[str, Any], usual: Sequence[str]) -> tuple[str, ...]:
+    """Returns the repeating pattern of a config's `layer_types`, or `usual` where it has none."""
+    listed = config.get("layer_types")
+    return tuple(usual) if listed is None else period_of(listed)
+
+
+def repeated(pattern: Sequence[T], num_layers: int) -> list[T]:
+    """Returns one entry a layer."""
+    return [pattern[i % len(pattern)] for i in range(num_layers)]

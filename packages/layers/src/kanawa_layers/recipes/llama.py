@@ -1,6 +1,7 @@
 """Llama 1 (arXiv:2302.13971), 2 (arXiv:2307.09288), 3 to 3.2 (arXiv:2407.21783): tables and released configs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -103,110 +104,60 @@ def llama_keys(cfg: Any, architecture: str) -> dict[str, Any]:
 FAMILY = ForeignFamily(from_hf, to_hf)
 
 
-def llama1(num_layers: int, input_dim: int, heads: int, hidden_dim: int, norm_eps: float = 1e-6) -> DecoderLM.Config:
-    """Returns a first Llama: as many key heads as query heads, trained on 2,048 tokens."""
-    return llama(
-        num_layers=num_layers,
-        input_dim=input_dim,
-        num_heads=heads,
-        num_kv_heads=heads,
-        hidden_dim=hidden_dim,
-        norm_eps=norm_eps,
-        trained_length=2048,
-    )
+def sized(
+    recipe: Callable[..., DecoderLM.Config],
+    num_layers: int,
+    input_dim: int,
+    num_heads: int,
+    num_kv_heads: int,
+    hidden_dim: int,
+    **rest: Any,
+) -> partial[DecoderLM.Config]:
+    """Returns a recipe of these sizes, which takes no further arguments."""
+    sizes = {"num_layers": num_layers, "input_dim": input_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    return partial(recipe, **sizes, hidden_dim=hidden_dim, **rest)
 
 
-def llama_7b() -> DecoderLM.Config:
-    """Returns Llama 7B: 6,738,415,616 parameters."""
-    return llama1(32, 4096, 32, 11_008)
+#: Llama 7B: 6,738,415,616 parameters.
+llama_7b = sized(llama, 32, 4096, 32, 32, 11_008, norm_eps=1e-6, trained_length=2048)
+#: Llama 13B: 13,015,864,320 parameters.
+llama_13b = sized(llama, 40, 5120, 40, 40, 13_824, norm_eps=1e-6, trained_length=2048)
+#: Llama 30B, 33B in the paper: 32,528,943,616 parameters.
+llama_30b = sized(llama, 60, 6656, 52, 52, 17_920, norm_eps=1e-6, trained_length=2048)
+# Not a mistake: of the first Llamas only 65B was released with this eps.
+#: Llama 65B: 65,285,660,672 parameters.
+llama_65b = sized(llama, 80, 8192, 64, 64, 22_016, trained_length=2048)
+#: Llama 2 7B: 6,738,415,616 parameters.
+llama2_7b = sized(llama, 32, 4096, 32, 32, 11_008, trained_length=4096)
+#: Llama 2 13B: 13,015,864,320 parameters.
+llama2_13b = sized(llama, 40, 5120, 40, 40, 13_824, trained_length=4096)
+#: Llama 2 70B: 68,976,648,192 parameters.
+llama2_70b = sized(llama, 80, 8192, 64, 8, 28_672, trained_length=4096)
 
 
-def llama_13b() -> DecoderLM.Config:
-    """Returns Llama 13B: 13,015,864,320 parameters."""
-    return llama1(40, 5120, 40, 13_824)
-
-
-def llama_30b() -> DecoderLM.Config:
-    """Returns Llama 30B, 33B in the paper: 32,528,943,616 parameters."""
-    return llama1(60, 6656, 52, 17_920)
-
-
-def llama_65b() -> DecoderLM.Config:
-    """Returns Llama 65B: 65,285,660,672 parameters."""
-    # Not a mistake: of the first Llamas only 65B was released with this eps.
-    return llama1(80, 8192, 64, 22_016, norm_eps=1e-5)
-
-
-def llama2_7b() -> DecoderLM.Config:
-    """Returns Llama 2 7B: 6,738,415,616 parameters."""
-    return llama(num_layers=32, input_dim=4096, num_heads=32, num_kv_heads=32, hidden_dim=11_008, trained_length=4096)
-
-
-def llama2_13b() -> DecoderLM.Config:
-    """Returns Llama 2 13B: 13,015,864,320 parameters."""
-    return llama(num_layers=40, input_dim=5120, num_heads=40, num_kv_heads=40, hidden_dim=13_824, trained_length=4096)
-
-
-def llama2_70b() -> DecoderLM.Config:
-    """Returns Llama 2 70B: 68,976,648,192 parameters."""
-    return llama(num_layers=80, input_dim=8192, num_heads=64, num_kv_heads=8, hidden_dim=28_672, trained_length=4096)
-
-
-def llama3(
-    *, factor: float | None = None, num_layers: int, input_dim: int, num_heads: int, hidden_dim: int, tied: bool = False
-) -> DecoderLM.Config:
-    """Returns a Llama 3: 8 key heads, 128,256 tokens, base 500,000, stretched `factor` times from 8,192 tokens."""
+def llama3(*, factor: float | None = None, **shape: Any) -> DecoderLM.Config:
+    """Returns a Llama 3: 128,256 tokens, base 500,000, stretched `factor` times from 8,192 tokens; else as `llama`."""
     scaling = None if factor is None else Llama3Scaling.Config(factor=factor)
-    return llama(
-        num_layers=num_layers,
-        input_dim=input_dim,
-        num_heads=num_heads,
-        num_kv_heads=8,
-        hidden_dim=hidden_dim,
-        vocab_size=128_256,
-        tied=tied,
-        positions=Rotary.Config(theta=500_000.0, scaling=scaling, trained_length=8192),
-    )
+    positions = Rotary.Config(theta=500_000.0, scaling=scaling, trained_length=8192)
+    return llama(vocab_size=128_256, positions=positions, **shape)
 
 
-def llama3_8b() -> DecoderLM.Config:
-    """Returns Llama 3 8B: 8,030,261,248 parameters."""
-    return llama3(num_layers=32, input_dim=4096, num_heads=32, hidden_dim=14_336)
-
-
-def llama3_70b() -> DecoderLM.Config:
-    """Returns Llama 3 70B: 70,553,706,496 parameters."""
-    return llama3(num_layers=80, input_dim=8192, num_heads=64, hidden_dim=28_672)
-
-
-def llama31_8b() -> DecoderLM.Config:
-    """Returns Llama 3.1 8B: 8,030,261,248 parameters, 131,072 tokens of context."""
-    return llama3(factor=8.0, num_layers=32, input_dim=4096, num_heads=32, hidden_dim=14_336)
-
-
-def llama31_70b() -> DecoderLM.Config:
-    """Returns Llama 3.1 70B: 70,553,706,496 parameters."""
-    return llama3(factor=8.0, num_layers=80, input_dim=8192, num_heads=64, hidden_dim=28_672)
-
-
-def llama31_405b() -> DecoderLM.Config:
-    """Returns Llama 3.1 405B: 405,853,388,800 parameters."""
-    return llama3(factor=8.0, num_layers=126, input_dim=16_384, num_heads=128, hidden_dim=53_248)
-
-
-def llama32_1b() -> DecoderLM.Config:
-    """Returns Llama 3.2 1B: 1,235,814,400 parameters, tied."""
-    return llama3(factor=32.0, num_layers=16, input_dim=2048, num_heads=32, hidden_dim=8192, tied=True)
-
-
-def llama32_3b() -> DecoderLM.Config:
-    """Returns Llama 3.2 3B: 3,212,749,824 parameters, tied."""
-    return llama3(factor=32.0, num_layers=28, input_dim=3072, num_heads=24, hidden_dim=8192, tied=True)
-
-
-def llama_1b() -> DecoderLM.Config:
-    """Returns a Llama shape of 1.1B parameters, for one accelerator."""
-    return llama(num_layers=22, input_dim=2048, num_heads=32, num_kv_heads=4, hidden_dim=5632, trained_length=2048)
+#: Llama 3 8B: 8,030,261,248 parameters.
+llama3_8b = sized(llama3, 32, 4096, 32, 8, 14_336)
+#: Llama 3 70B: 70,553,706,496 parameters.
+llama3_70b = sized(llama3, 80, 8192, 64, 8, 28_672)
+#: Llama 3.1 8B: 8,030,261,248 parameters, 131,072 tokens of context.
+llama31_8b = sized(llama3, 32, 4096, 32, 8, 14_336, factor=8.0)
+#: Llama 3.1 70B: 70,553,706,496 parameters.
+llama31_70b = sized(llama3, 80, 8192, 64, 8, 28_672, factor=8.0)
+#: Llama 3.1 405B: 405,853,388,800 parameters.
+llama31_405b = sized(llama3, 126, 16_384, 128, 8, 53_248, factor=8.0)
+#: Llama 3.2 1B: 1,235,814,400 parameters, tied.
+llama32_1b = sized(llama3, 16, 2048, 32, 8, 8192, factor=32.0, tied=True)
+#: Llama 3.2 3B: 3,212,749,824 parameters, tied.
+llama32_3b = sized(llama3, 28, 3072, 24, 8, 8192, factor=32.0, tied=True)
+#: A Llama shape of 1.1B parameters, for one accelerator.
+llama_1b = sized(llama, 22, 2048, 32, 4, 5632, trained_length=2048)
 
 
 def llama_tiny() -> DecoderLM.Config:

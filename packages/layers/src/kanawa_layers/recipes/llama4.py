@@ -23,8 +23,7 @@ from kanawa_layers.moe.router import Sigmoid, TopKRouter
 from kanawa_layers.positions.frequency_scaling import Llama3Scaling
 from kanawa_layers.positions.none import NoPositions
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recipes.hf_config import Foreign, expect, rope_keys, rotary, size_keys, sizes
-from kanawa_layers.recipes.patterns import period_of, repeated
+from kanawa_layers.recipes.hf_config import Foreign, expect, period_of, repeated, rope_keys, rotary, size_keys, sizes
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.pre_norm import PreNormBlock
 

@@ -1,5 +1,6 @@
 """Mamba-2 (arXiv:2405.21060, and the released state-spaces/mamba2-* configs): mixers alone, tied head."""
 
+from functools import partial
 from typing import Any
 
 import kanawa as kn
@@ -101,30 +102,16 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def mamba2_130m() -> DecoderLM.Config:
-    """Returns Mamba-2 130M: 128,989,632 parameters."""
-    return mamba2(num_layers=24, input_dim=768)
-
-
-def mamba2_370m() -> DecoderLM.Config:
-    """Returns Mamba-2 370M: 368,346,624 parameters."""
-    return mamba2(num_layers=48, input_dim=1024)
-
-
-def mamba2_780m() -> DecoderLM.Config:
-    """Returns Mamba-2 780M: 780,161,280 parameters."""
-    return mamba2(num_layers=48, input_dim=1536)
-
-
-def mamba2_1_3b() -> DecoderLM.Config:
-    """Returns Mamba-2 1.3B: 1,343,757,312 parameters."""
-    return mamba2(num_layers=48, input_dim=2048)
-
-
-def mamba2_2_7b() -> DecoderLM.Config:
-    """Returns Mamba-2 2.7B: 2,702,599,680 parameters."""
-    return mamba2(num_layers=64, input_dim=2560)
+#: Mamba-2 130M: 128,989,632 parameters.
+mamba2_130m = partial(mamba2, num_layers=24, input_dim=768)
+#: Mamba-2 370M: 368,346,624 parameters.
+mamba2_370m = partial(mamba2, num_layers=48, input_dim=1024)
+#: Mamba-2 780M: 780,161,280 parameters.
+mamba2_780m = partial(mamba2, num_layers=48, input_dim=1536)
+#: Mamba-2 1.3B: 1,343,757,312 parameters.
+mamba2_1_3b = partial(mamba2, num_layers=48, input_dim=2048)
+#: Mamba-2 2.7B: 2,702,599,680 parameters.
+mamba2_2_7b = partial(mamba2, num_layers=64, input_dim=2560)
 
 
 def mamba2_tiny() -> DecoderLM.Config:

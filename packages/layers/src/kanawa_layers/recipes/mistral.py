@@ -1,5 +1,6 @@
 """Mistral 7B (arXiv:2310.06825): Llama with windowed attention; later releases have no window."""
 
+from functools import partial
 from typing import Any
 
 from kanawa.contracts import ForeignFamily
@@ -32,10 +33,8 @@ FAMILY = ForeignFamily(from_hf, to_hf)
 
 _SHAPE = {"num_layers": 32, "input_dim": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden_dim": 14_336}
 
-
-def mistral_7b() -> DecoderLM.Config:
-    """Returns Mistral 7B v0.1: 7,241,732,096 parameters, window 4,096."""
-    return mistral(window=4096, trained_length=32_768, **_SHAPE)
+#: Mistral 7B v0.1: 7,241,732,096 parameters, window 4,096.
+mistral_7b = partial(mistral, window=4096, trained_length=32_768, **_SHAPE)
 
 
 def mistral_7b_v3() -> DecoderLM.Config:

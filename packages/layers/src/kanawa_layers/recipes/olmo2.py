@@ -8,7 +8,7 @@ from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.hf_config import Foreign, expect
-from kanawa_layers.recipes.llama import llama, llama_from, llama_keys
+from kanawa_layers.recipes.llama import llama, llama_from, llama_keys, sized
 from kanawa_layers.stack.output_norm import OutputNormBlock
 
 
@@ -41,22 +41,11 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def olmo2_1b() -> DecoderLM.Config:
-    """Returns OLMo 2 1B: 1,484,916,736 parameters."""
-    return olmo2(num_layers=16, input_dim=2048, num_heads=16, num_kv_heads=16, hidden_dim=8192)
-
-
-def olmo2_7b() -> DecoderLM.Config:
-    """Returns OLMo 2 7B: 7,298,617,344 parameters."""
-    return olmo2(num_layers=32, input_dim=4096, num_heads=32, num_kv_heads=32, hidden_dim=11_008)
-
-
-def olmo2_13b() -> DecoderLM.Config:
-    """Returns OLMo 2 13B: 13,716,198,400 parameters."""
-    return olmo2(num_layers=40, input_dim=5120, num_heads=40, num_kv_heads=40, hidden_dim=13_824)
-
-
-def olmo2_32b() -> DecoderLM.Config:
-    """Returns OLMo 2 32B: 32,234,279,936 parameters."""
-    return olmo2(num_layers=64, input_dim=5120, num_heads=40, num_kv_heads=8, hidden_dim=27_648)
+#: OLMo 2 1B: 1,484,916,736 parameters.
+olmo2_1b = sized(olmo2, 16, 2048, 16, 16, 8192)
+#: OLMo 2 7B: 7,298,617,344 parameters.
+olmo2_7b = sized(olmo2, 32, 4096, 32, 32, 11_008)
+#: OLMo 2 13B: 13,716,198,400 parameters.
+olmo2_13b = sized(olmo2, 40, 5120, 40, 40, 13_824)
+#: OLMo 2 32B: 32,234,279,936 parameters.
+olmo2_32b = sized(olmo2, 64, 5120, 40, 8, 27_648)

@@ -8,7 +8,7 @@ from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.hf_config import Foreign, expect
-from kanawa_layers.recipes.llama import llama, llama_from, llama_keys
+from kanawa_layers.recipes.llama import llama, llama_from, llama_keys, sized
 
 
 def qwen3(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:
@@ -33,46 +33,15 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def _qwen3(layers: int, width: int, heads: int, hidden: int, tied: bool = False) -> DecoderLM.Config:
-    # None for the usual width, as when reading a config.json: both are then the same config.
-    head_dim = None if heads * 128 == width else 128
-    return qwen3(
-        num_layers=layers,
-        input_dim=width,
-        num_heads=heads,
-        num_kv_heads=8,
-        head_dim=head_dim,
-        hidden_dim=hidden,
-        tied=tied,
-    )
-
-
-def qwen3_06b() -> DecoderLM.Config:
-    """Returns Qwen3 0.6B: 596,049,920 parameters, tied."""
-    return _qwen3(28, 1024, 16, 3072, tied=True)
-
-
-def qwen3_17b() -> DecoderLM.Config:
-    """Returns Qwen3 1.7B: 1,720,574,976 parameters, tied."""
-    return _qwen3(28, 2048, 16, 6144, tied=True)
-
-
-def qwen3_4b() -> DecoderLM.Config:
-    """Returns Qwen3 4B: 4,022,468,096 parameters, tied."""
-    return _qwen3(36, 2560, 32, 9728, tied=True)
-
-
-def qwen3_8b() -> DecoderLM.Config:
-    """Returns Qwen3 8B: 8,190,735,360 parameters."""
-    return _qwen3(36, 4096, 32, 12_288)
-
-
-def qwen3_14b() -> DecoderLM.Config:
-    """Returns Qwen3 14B: 14,768,307,200 parameters."""
-    return _qwen3(40, 5120, 40, 17_408)
-
-
-def qwen3_32b() -> DecoderLM.Config:
-    """Returns Qwen3 32B: 32,762,123,264 parameters."""
-    return _qwen3(64, 5120, 64, 25_600)
+#: Qwen3 0.6B: 596,049,920 parameters, tied.
+qwen3_06b = sized(qwen3, 28, 1024, 16, 8, 3072, head_dim=128, tied=True)
+#: Qwen3 1.7B: 1,720,574,976 parameters, tied.
+qwen3_17b = sized(qwen3, 28, 2048, 16, 8, 6144, tied=True)
+#: Qwen3 4B: 4,022,468,096 parameters, tied.
+qwen3_4b = sized(qwen3, 36, 2560, 32, 8, 9728, head_dim=128, tied=True)
+#: Qwen3 8B: 8,190,735,360 parameters.
+qwen3_8b = sized(qwen3, 36, 4096, 32, 8, 12_288)
+#: Qwen3 14B: 14,768,307,200 parameters.
+qwen3_14b = sized(qwen3, 40, 5120, 40, 8, 17_408)
+#: Qwen3 32B: 32,762,123,264 parameters.
+qwen3_32b = sized(qwen3, 64, 5120, 64, 8, 25_600, head_dim=128)

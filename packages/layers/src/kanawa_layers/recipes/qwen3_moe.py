@@ -15,12 +15,13 @@ from kanawa_layers.recipes.hf_config import (
     activation,
     activation_name,
     expect,
+    period_of,
     rope_keys,
     rotary,
     size_keys,
     sizes,
 )
-from kanawa_layers.recipes.patterns import period_of
+from kanawa_layers.recipes.llama import sized
 from kanawa_layers.recipes.qwen3 import qwen3
 from kanawa_layers.stack.pattern import PatternStack
 
@@ -116,16 +117,7 @@ def _is_sparse(feed_forward: FeedForward.Config) -> bool:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def qwen3_30b_a3b() -> DecoderLM.Config:
-    """Returns Qwen3 30B-A3B: 30,532,122,624 parameters, 3.3B of them active."""
-    return qwen3_moe(
-        num_layers=48, input_dim=2048, num_heads=32, num_kv_heads=4, head_dim=128, hidden_dim=6144, expert_dim=768
-    )
-
-
-def qwen3_235b_a22b() -> DecoderLM.Config:
-    """Returns Qwen3 235B-A22B: 235,093,634,560 parameters, 22B of them active."""
-    return qwen3_moe(
-        num_layers=94, input_dim=4096, num_heads=64, num_kv_heads=4, head_dim=128, hidden_dim=12_288, expert_dim=1536
-    )
+#: Qwen3 30B-A3B: 30,532,122,624 parameters, 3.3B of them active.
+qwen3_30b_a3b = sized(qwen3_moe, 48, 2048, 32, 4, 6144, head_dim=128, expert_dim=768)
+#: Qwen3 235B-A22B: 235,093,634,560 parameters, 22B of them active.
+qwen3_235b_a22b = sized(qwen3_moe, 94, 4096, 64, 4, 12_288, head_dim=128, expert_dim=1536)

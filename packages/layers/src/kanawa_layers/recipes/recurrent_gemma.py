@@ -1,5 +1,6 @@
 """RecurrentGemma (arXiv:2404.07839): Griffin, two recurrent layers for each local attention layer."""
 
+from functools import partial
 from typing import Any
 
 import kanawa as kn
@@ -14,8 +15,7 @@ from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect, rope_keys, rotary
-from kanawa_layers.recipes.patterns import period_of
+from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect, period_of, rope_keys, rotary
 from kanawa_layers.recurrent.griffin import GriffinRecurrence
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.pre_norm import PreNormBlock
@@ -146,12 +146,7 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def recurrent_gemma_2b() -> DecoderLM.Config:
-    """Returns RecurrentGemma 2B: 2,682,862,080 parameters."""
-    return recurrent_gemma(num_layers=26, input_dim=2560, num_heads=10, hidden_dim=7680)
-
-
-def recurrent_gemma_9b() -> DecoderLM.Config:
-    """Returns RecurrentGemma 9B: 8,579,977,216 parameters."""
-    return recurrent_gemma(num_layers=38, input_dim=4096, num_heads=16, hidden_dim=12_288)
+#: RecurrentGemma 2B: 2,682,862,080 parameters.
+recurrent_gemma_2b = partial(recurrent_gemma, num_layers=26, input_dim=2560, num_heads=10, hidden_dim=7680)
+#: RecurrentGemma 9B: 8,579,977,216 parameters.
+recurrent_gemma_9b = partial(recurrent_gemma, num_layers=38, input_dim=4096, num_heads=16, hidden_dim=12_288)

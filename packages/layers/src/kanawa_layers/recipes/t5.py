@@ -1,5 +1,6 @@
 """T5 and T5 v1.1 (Raffel et al. 2020, arXiv:1910.10683, and the released configs)."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -183,22 +184,11 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def t5_small() -> EncoderDecoderLM.Config:
-    """Returns T5 small: 60,506,624 parameters."""
-    return t5(num_layers=6, input_dim=512, num_heads=8, hidden_dim=2048)
-
-
-def t5_base() -> EncoderDecoderLM.Config:
-    """Returns T5 base: 222,903,552 parameters."""
-    return t5(num_layers=12, input_dim=768, num_heads=12, hidden_dim=3072)
-
-
-def t5_large() -> EncoderDecoderLM.Config:
-    """Returns T5 large: 737,668,096 parameters."""
-    return t5(num_layers=24, input_dim=1024, num_heads=16, hidden_dim=4096)
-
-
-def t5_v1_1_base() -> EncoderDecoderLM.Config:
-    """Returns T5 v1.1 base: 247,577,856 parameters."""
-    return t5(num_layers=12, input_dim=768, num_heads=12, hidden_dim=2048, gated=True, tied=False)
+#: T5 small: 60,506,624 parameters.
+t5_small = partial(t5, num_layers=6, input_dim=512, num_heads=8, hidden_dim=2048)
+#: T5 base: 222,903,552 parameters.
+t5_base = partial(t5, num_layers=12, input_dim=768, num_heads=12, hidden_dim=3072)
+#: T5 large: 737,668,096 parameters.
+t5_large = partial(t5, num_layers=24, input_dim=1024, num_heads=16, hidden_dim=4096)
+#: T5 v1.1 base: 247,577,856 parameters.
+t5_v1_1_base = partial(t5, num_layers=12, input_dim=768, num_heads=12, hidden_dim=2048, gated=True, tied=False)

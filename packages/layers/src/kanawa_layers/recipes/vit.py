@@ -1,5 +1,6 @@
 """ViT (Dosovitskiy et al. 2020, arXiv:2010.11929, table 1), fine-tuned for the thousand classes of ImageNet."""
 
+from functools import partial
 from typing import Any
 
 import kanawa as kn
@@ -139,12 +140,7 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 FAMILY = ForeignFamily(from_hf, to_hf)
 
-
-def vit_b_16() -> ImageClassifier.Config:
-    """Returns ViT-B/16 at 224 pixels: 86,567,656 parameters."""
-    return vit(num_layers=12, input_dim=768, num_heads=12)
-
-
-def vit_l_16() -> ImageClassifier.Config:
-    """Returns ViT-L/16 at 224 pixels: 304,326,632 parameters."""
-    return vit(num_layers=24, input_dim=1024, num_heads=16)
+#: ViT-B/16 at 224 pixels: 86,567,656 parameters.
+vit_b_16 = partial(vit, num_layers=12, input_dim=768, num_heads=12)
+#: ViT-L/16 at 224 pixels: 304,326,632 parameters.
+vit_l_16 = partial(vit, num_layers=24, input_dim=1024, num_heads=16)

@@ -20,8 +20,6 @@ class BlockwiseAttention(Kernel):
     """Unrolled tiles in plain JAX, with native matmuls or oneDNN's where those are faster than XLA's."""
 
     name: ClassVar[str] = "attention.cpu.blockwise"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True

@@ -37,8 +37,6 @@ class NativeAttention(Kernel):
     """A decoding step over pages, compiled by LLVM; needs llvmlite."""
 
     name: ClassVar[str] = "attention.cpu.native"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[int] = 20
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True

@@ -27,8 +27,6 @@ class PagedAttention(Kernel):
     """Chunks of pages in one list for all rows, with oneDNN's matmuls where jaxlib has them."""
 
     name: ClassVar[str] = "attention.cpu.paged"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True

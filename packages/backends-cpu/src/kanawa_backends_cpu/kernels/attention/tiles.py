@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from kanawa.kernels.attention.dropout import keep_mask
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.mask_reach import Ranges, reach
 from kanawa.kernels.operation import Operands
 
 Visible = Literal["none", "some", "all"]
@@ -37,28 +38,9 @@ def visible(problem: AttentionProblem, queries: Span, keys: Span) -> Visible:
     # A prefix shows keys that the rest of the mask hides, so nothing is certain.
     if not problem.has_default_positions or mask.prefix:
         return "some"
-    (low, high), (first, last) = (queries.start, queries.stop - 1), (keys.start, keys.stop - 1)
-    left, right = mask.window or (None, None)
-    size = mask.chunk or max(problem.q_length, problem.kv_length)
-    empty = (
-        (mask.causal and first > high)
-        or (left is not None and last < low - left)
-        or (right is not None and first > high + right)
-        or first // size > high // size
-        or last // size < low // size
-    )
-    if empty:
-        return "none"
-    # Predicates, groups and segments can hide any key: they are evaluated where the tile is computed.
-    certain = not (mask.predicates or mask.any_of or mask.segments)
-    whole = (
-        certain
-        and not (mask.causal and last > low)
-        and not (left is not None and first < high - left)
-        and not (right is not None and last > low + right)
-        and first // size == last // size == low // size == high // size
-    )
-    return "all" if whole else "some"
+    # Predicates and segments can hide any key: they are evaluated where the tile is computed.
+    some, every = reach(mask, Ranges((queries.start, queries.stop - 1), (keys.start, keys.stop - 1)))
+    return "all" if every else "some" if some else "none"
 
 
 def query_rows(x: jax.Array, queries: Span, problem: AttentionProblem) -> jax.Array:

@@ -18,8 +18,6 @@ class FewRowsMatmul(Kernel):
     """Sums are fp32. With few rows the weight is the left operand, which the compiler doesn't pack."""
 
     name: ClassVar[str] = "matmul.cpu.few-rows"
-    operation: ClassVar[str] = "matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[int] = 5
     local: ClassVar[bool] = True
 

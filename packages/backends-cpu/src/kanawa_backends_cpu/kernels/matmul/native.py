@@ -20,8 +20,6 @@ class NativeMatmul(Kernel):
     """Reads either layout in place, and sums in fp32; bfloat16 by AMX tiles where the processor has them."""
 
     name: ClassVar[str] = "matmul.cpu.native"
-    operation: ClassVar[str] = "matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[int] = 20
     local: ClassVar[bool] = True
     in_process: ClassVar[bool] = True

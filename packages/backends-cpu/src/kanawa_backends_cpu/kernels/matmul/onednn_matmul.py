@@ -27,8 +27,6 @@ class OnednnMatmul(Kernel):
     """Reads either layout in place, uses the processor's bfloat16 units, and sums in fp32."""
 
     name: ClassVar[str] = "matmul.cpu.onednn"
-    operation: ClassVar[str] = "matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[int] = 10
     local: ClassVar[bool] = True
     in_process: ClassVar[bool] = True

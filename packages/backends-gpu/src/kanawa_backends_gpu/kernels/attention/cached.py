@@ -6,22 +6,18 @@ through the page table inside the kernel: no sequence is copied, and no page pas
 and B200, run in Pallas's interpreter, never on a GPU.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, refuse
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_gpu.kernels.attention.over_cache import attend, refusal, tunings
 
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
-
 
 class _CachedAttention(Kernel):
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = frozenset({"alibi"})
@@ -29,7 +25,7 @@ class _CachedAttention(Kernel):
     #: Pallas's interpreter instead of a GPU: for tests.
     interpret: ClassVar[bool] = False
 
-    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+    def tunings(self, problem: AttentionProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns other steps of keys (`keys`) and numbers of programs (`programs`)."""
         return tunings(problem)
 
@@ -45,7 +41,7 @@ class DecodeAttention(_CachedAttention):
     #: Under cuDNN and attention.gpu.pallas, whose tiles of queries are taller: it is for one query or a few.
     priority: ClassVar[int] = 4
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         return refuse("keys lie in pages; attention.gpu.paged reads those") if problem.paged else refusal(problem)
 
@@ -56,6 +52,6 @@ class PagedAttention(_CachedAttention):
     name: ClassVar[str] = "attention.gpu.paged"
     priority: ClassVar[int] = 10
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         return refusal(problem) if problem.paged else refuse("keys lie in rows; attention.gpu.decode reads those")

@@ -7,7 +7,7 @@ a test pins the signatures of the JAX at hand.
 """
 
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,7 @@ from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.outline import outlined
 from kanawa.kernels.verdict import Verdict, first_refusal
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
+from kanawa.plugins import DeviceSpec
 
 _DTYPES = ("bfloat16", "float16")
 # Hopper can do 256, but JAX asks the process's own device, which may not be the target.
@@ -35,8 +33,6 @@ class CudnnAttention(Kernel):
     """Training and prefill over whole rows without packing: full, causal, causal window; GQA."""
 
     name: ClassVar[str] = "attention.gpu.cudnn"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -46,7 +42,7 @@ class CudnnAttention(Kernel):
         (r"fmha|attention_fwd", 2),
     )
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         mask = problem.mask
         extra = sorted(mask.uses - _MASK_PARTS)

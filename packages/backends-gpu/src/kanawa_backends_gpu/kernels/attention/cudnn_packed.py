@@ -9,7 +9,7 @@ workspace it needs, so nothing here is known to run. Measure it (`kanawa kernels
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,11 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_gpu.kernels.attention.cudnn import CudnnAttention, cudnn_version
 from kanawa_backends_gpu.kernels.attention.pallas import PallasAttention
 from kanawa_backends_gpu.kernels.attention.segment_runs import SegmentRuns
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 #: Documents of a row. cuDNN writes a log-sum-exp as long as the row for each of them.
 _MOST_RUNS = 32
@@ -35,8 +33,6 @@ class PackedCudnnAttention(Kernel):
     """What attention.gpu.cudnn takes, over rows of several documents; Hopper or newer."""
 
     name: ClassVar[str] = "attention.gpu.cudnn-packed"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
     priority: ClassVar[int] = 4
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -44,7 +40,7 @@ class PackedCudnnAttention(Kernel):
     whole_rows: ClassVar[CudnnAttention] = CudnnAttention()
     other: ClassVar[PallasAttention] = PallasAttention()
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         p = problem
         refused = first_refusal(
@@ -62,7 +58,7 @@ class PackedCudnnAttention(Kernel):
         )
         return refused if not refused else self.whole_rows.supports(_unpacked(p), device)
 
-    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+    def tunings(self, problem: AttentionProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns other numbers of documents a row may hold."""
         del device
         return tuple((("documents", most),) for most in (8, 64) if most < problem.q_length)

@@ -7,7 +7,7 @@ B200, run in Pallas's interpreter, never on a GPU.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.masks import FULL
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_gpu.kernels.attention.flash import bias_gradient, forward, gradients
 from kanawa_backends_gpu.kernels.attention.flash.sizes import WIDEST, Size, size_of, tunings
@@ -27,9 +28,6 @@ from kanawa_backends_gpu.kernels.attention.flash.tile import LOG2_E, Tiles
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits, as_jax, block_map, transposed, visits
 from kanawa_backends_gpu.kernels.attention.predicates import unfit_predicates
 from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 _DTYPES = ("bfloat16", "float16", "float32")
 #: Fewer queries fill no tile: keys are then best read once, by many programs.
@@ -40,8 +38,6 @@ class PallasAttention(Kernel):
     """Training and prefill over dense keys: any mask, bias, sinks, cap, GQA without repeated keys, heads up to 256."""
 
     name: ClassVar[str] = "attention.gpu.pallas"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
     #: Under cuDNN's, above the streamed pass over a cache.
     priority: ClassVar[int] = 7
     fused: ClassVar[bool] = True
@@ -57,7 +53,7 @@ class PallasAttention(Kernel):
     #: Pallas's interpreter instead of a GPU: for tests.
     interpret: ClassVar[bool] = False
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         width = max(problem.head_dim, problem.v_head_dim)
         predicates = unfit_predicates(problem.mask)
@@ -124,7 +120,7 @@ class PallasAttention(Kernel):
         grads["k"], grads["v"] = call(dense | visited.arrays)
         return grads
 
-    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+    def tunings(self, problem: AttentionProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns other tiles of the forward kernel and, where it is differentiated, of the other two."""
         return tunings(problem, device)
 

@@ -7,7 +7,7 @@ Pallas will give up Triton for Mosaic GPU; this file moves with it.
 """
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,10 @@ from jax.experimental.pallas import triton as plgpu
 from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_gpu.kernels.row_tiles import RowTiles
 from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST, dividing, dot
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _TALLEST = 128
@@ -31,8 +29,6 @@ class TritonGroupedMatmul(Kernel):
     """fp32 sums, any number of rows and group sizes, widths in multiples of 16."""
 
     name: ClassVar[str] = "grouped_matmul.gpu.triton"
-    operation: ClassVar[str] = "grouped_matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -40,7 +36,7 @@ class TritonGroupedMatmul(Kernel):
     #: Pallas's interpreter instead of a GPU: for tests.
     interpret: ClassVar[bool] = False
 
-    def supports(self, problem: GroupedMatmulProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: GroupedMatmulProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         dtypes = sorted({problem.dtype, problem.rhs_dtype})
         narrow = [n for n in (problem.inner, problem.columns) if n % NARROWEST]
@@ -50,7 +46,7 @@ class TritonGroupedMatmul(Kernel):
             (bool(narrow), f"widths {narrow} aren't multiples of {NARROWEST}"),
         )
 
-    def tunings(self, problem: GroupedMatmulProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+    def tunings(self, problem: GroupedMatmulProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns other tiles: `height` rows by `width` columns in steps of `depth`, and `stages` of them in flight."""
         own = _height(problem)
         heights = [h for h in (own // 2, own * 2) if NARROWEST <= h <= _TALLEST]

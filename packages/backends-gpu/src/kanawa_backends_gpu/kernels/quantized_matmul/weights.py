@@ -10,7 +10,7 @@ Legend: M rows, K contracted (packed: its even and its odd first-dimension membe
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,9 @@ from kanawa.kernels.number_formats import FORMATS, NumberFormat, format_named
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem, ReferenceQuantizedMatmul
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_gpu.kernels.triton_tiles import dividing, dot
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 _REFERENCE = ReferenceQuantizedMatmul()
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -40,15 +38,13 @@ class QuantizedWeightMatmul(Kernel):
     """int4, nf4, int8 and float8 weights in groups; a floating lhs, which gets its gradient from the whole weight."""
 
     name: ClassVar[str] = "quantized_matmul.gpu.weights"
-    operation: ClassVar[str] = "quantized_matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
     priority: ClassVar[int] = 5
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     #: Pallas's interpreter instead of a GPU: for tests.
     interpret: ClassVar[bool] = False
 
-    def supports(self, problem: QuantizedMatmulProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: QuantizedMatmulProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         p = problem
         fmt = format_named(p.rhs_format)
@@ -63,7 +59,7 @@ class QuantizedWeightMatmul(Kernel):
             (together % _NARROWEST > 0, f"{together} bytes in a column share a scale; needs {_NARROWEST} or more"),
         )
 
-    def tunings(self, problem: QuantizedMatmulProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+    def tunings(self, problem: QuantizedMatmulProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns other numbers of programs (`programs`)."""
         return ((("programs", _PROGRAMS // 2),), (("programs", 2 * _PROGRAMS),))
 

@@ -7,7 +7,7 @@ transpose a [K, N] weight first; the temporaries of both are asserted in tests/a
 """
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,7 @@ from kanawa.kernels.number_formats import FORMATS, format_named
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem, ReferenceQuantizedMatmul
 from kanawa.kernels.verdict import Verdict, first_refusal
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
+from kanawa.plugins import DeviceSpec
 
 _REFERENCE = ReferenceQuantizedMatmul()
 #: cuBLASLt takes eight-bit operands in multiples of 16 bytes; Triton's products have no narrower side either.
@@ -28,13 +26,11 @@ class XlaQuantizedMatmul(Kernel):
     """Eight-bit weights with one scale a column, lhs quantised alike (one scale a row) or floating."""
 
     name: ClassVar[str] = "quantized_matmul.gpu.xla"
-    operation: ClassVar[str] = "quantized_matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     autodiff: ClassVar[bool] = True
 
-    def supports(self, problem: QuantizedMatmulProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: QuantizedMatmulProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that XLA would write out in full, or the device lacks."""
         p = problem
         fmt = format_named(p.rhs_format)

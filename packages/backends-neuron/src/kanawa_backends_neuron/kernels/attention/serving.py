@@ -1,6 +1,6 @@
 """attention.neuron.decode: attention over a cache, dense or in pages, on NeuronCores; unverified on hardware."""
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,12 @@ from kanawa.kernels.attention.merge import merge_sinks
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_neuron.kernels.attention.intervals import bounds_of, not_interval
 from kanawa_backends_neuron.kernels.attention.ranges import BLOCK, TILE
 from kanawa_backends_neuron.kernels.attention.training import DTYPES, LARGEST_HEAD
 from kanawa_backends_neuron.kernels.launch import launch
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 #: Fewer keys a page take more descriptors of the DMA engines than their bytes are worth.
 SMALLEST_PAGE = 8
@@ -35,14 +33,12 @@ class NkiDecodeAttention(Kernel):
     """Unverified on hardware: decoding and prefill over a cache with kv_lengths, masks by position, GQA, cap, sinks."""
 
     name: ClassVar[str] = "attention.neuron.decode"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("neuron",)
     priority: ClassVar[int] = 5
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (("attention_decode", 2),)
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         widest = max(problem.head_dim, problem.v_head_dim)
         gap = not_interval(problem.mask)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,11 @@ from kanawa.kernels.attention.merge import merge, merge_sinks
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_neuron.kernels.attention.intervals import bounds_of, needs_bounds, not_interval, span_of
 from kanawa_backends_neuron.kernels.attention.ranges import BLOCK, TILE, Span, tile_pairs
 from kanawa_backends_neuron.kernels.launch import launch
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 DTYPES = ("bfloat16", "float16", "float32")
 LARGEST_HEAD = 256
@@ -39,14 +37,12 @@ class NkiAttention(Kernel):
     """
 
     name: ClassVar[str] = "attention.neuron.nki"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("neuron",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (("attention_forward", 2), ("attention_backward", 5))
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         widest = max(problem.head_dim, problem.v_head_dim)
         gap, calls = not_interval(problem.mask), len(parts_of(problem))

@@ -1,19 +1,17 @@
 """grouped_matmul.neuron.nki: grouped products on NeuronCores, forward and backward; unverified on hardware."""
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_neuron.kernels.grouped_matmul.blocks import blocks_of
 from kanawa_backends_neuron.kernels.launch import launch
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 DTYPES = ("bfloat16", "float16", "float32")
 _TILE = 128
@@ -27,14 +25,12 @@ class NkiGroupedMatmul(Kernel):
     """Unverified on hardware: blocks of 128 to 512 rows of one group each, gathered and scattered by DMA."""
 
     name: ClassVar[str] = "grouped_matmul.neuron.nki"
-    operation: ClassVar[str] = "grouped_matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("neuron",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (("grouped_rows", 1), ("grouped_weights", 1))
 
-    def supports(self, problem: GroupedMatmulProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: GroupedMatmulProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         widest = max(problem.inner, problem.columns)
         taken = _bytes(problem, widest, _TILE)

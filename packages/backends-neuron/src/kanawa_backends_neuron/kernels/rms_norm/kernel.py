@@ -2,18 +2,16 @@
 
 import functools
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.rms_norm import RMSNormProblem
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_neuron.kernels.launch import launch, logical_cores
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 DTYPES = ("bfloat16", "float16", "float32")
 #: Of a partition's SBUF, what a tile's arrays may take in the backward: four in fp32, three as x is.
@@ -30,13 +28,11 @@ class NkiRMSNorm(Kernel):
     """Unverified on hardware: tiles of up to 128 rows; statistics and product in fp32."""
 
     name: ClassVar[str] = "rms_norm.neuron.nki"
-    operation: ClassVar[str] = "rms_norm"
-    platforms: ClassVar[tuple[str, ...]] = ("neuron",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
 
-    def supports(self, problem: RMSNormProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: RMSNormProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         return first_refusal(
             (problem.dtype not in DTYPES, f"dtype {problem.dtype}; needs {' or '.join(DTYPES)}"),

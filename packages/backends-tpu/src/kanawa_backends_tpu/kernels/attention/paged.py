@@ -6,7 +6,7 @@ Where XLA keeps pages so that none is in one piece (`narrow_pages`), the rows' o
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from kanawa.kernels.attention.scores import scale_in_queries
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 from kanawa.plugins.devices import device_spec_of_kind
 
 from kanawa_backends_tpu.kernels.attention.narrow_pages import fitting, in_fitting_pages, price
@@ -28,9 +29,6 @@ from kanawa_backends_tpu.kernels.attention.paged_plan import (
     plan_pages,
     vmem_bytes,
 )
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 _MASK_PARTS = frozenset({"causal", "window", "chunk"})
 #: Of the scalar memory, 1 MiB on every generation: page table, lengths and cuts.
@@ -46,8 +44,6 @@ class PagedAttention(Kernel):
     """Queries that are their row's last, over pages or dense rows with lengths; GQA, window, chunk, cap, sinks."""
 
     name: ClassVar[str] = "attention.tpu.paged"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
     priority: ClassVar[int] = 20
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -57,7 +53,7 @@ class PagedAttention(Kernel):
     #: TensorCores that share a device's work, where tests say so; otherwise the device's.
     cores: ClassVar[int | None] = None
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         p = problem
         extra = sorted(p.mask.uses - _MASK_PARTS)
@@ -79,7 +75,7 @@ class PagedAttention(Kernel):
         )  # fmt: skip
         return Verdict(ok=True, reason=price(p)) if verdict else verdict
 
-    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+    def tunings(self, problem: AttentionProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns other sizes of blocks: of keys for one token a row, of queries too for more."""
         rows = () if problem.q_length == 1 else ((("block_rows", 512),), (("block_rows", 2048),))
         return ((("block_keys", 256),), (("block_keys", 1024),), *rows)

@@ -6,7 +6,7 @@ backward for a part of the keys. The tests run it in Pallas's interpreter with t
 newest JAX allowed.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,7 @@ from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
+from kanawa.plugins import DeviceSpec
 
 _LANES = 128
 #: Bytes of a row of a block: wider heads, or fp32 ones, get smaller blocks.
@@ -35,8 +33,6 @@ class SplashAttention(Kernel):
     """Training and prefill over whole rows; causal, window, chunk, segments, GQA, cap, sinks."""
 
     name: ClassVar[str] = "attention.tpu.splash"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -50,7 +46,7 @@ class SplashAttention(Kernel):
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         mask = problem.mask
         extra = sorted(mask.uses - _MASK_PARTS)

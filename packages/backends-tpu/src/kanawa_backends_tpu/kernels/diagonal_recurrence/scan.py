@@ -5,7 +5,7 @@ all channels of a block, which is less than what fetching them takes.
 """
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kanawa.kernels.diagonal_recurrence import DiagonalRecurrenceProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
+from kanawa.plugins import DeviceSpec
 
 #: Rows of a tile of 32-bit values.
 _TILE = 8
@@ -32,22 +30,20 @@ class ScanDiagonalRecurrence(Kernel):
     """Forward, and backward as the same from the end; keeps its output alone."""
 
     name: ClassVar[str] = "diagonal_recurrence.tpu.scan"
-    operation: ClassVar[str] = "diagonal_recurrence"
-    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
     priority: ClassVar[int] = 20
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
 
-    def supports(self, problem: DiagonalRecurrenceProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: DiagonalRecurrenceProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what makes the call too small for blocks."""
         return first_refusal(
             (problem.length < _TILE, f"{problem.length} tokens; a tile has {_TILE}, and XLA fuses fewer"),
             (problem.batch * problem.channels == 0, "no rows or no channels"),
         )
 
-    def tunings(self, problem: DiagonalRecurrenceProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+    def tunings(self, problem: DiagonalRecurrenceProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns other sizes of blocks."""
         return ((("block_tokens", 512), ("block_channels", 512)), (("block_tokens", 128), ("block_channels", 2048)))
 

@@ -3,7 +3,7 @@
 Only tiles that hold rows are computed, so padding after the last group costs nothing.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,10 @@ from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 from kanawa.plugins.devices import device_spec_of_kind
 
 from kanawa_backends_tpu.kernels.grouped_matmul.tiles import MatmulShape, tile_sizes
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 _DTYPES = frozenset({"bfloat16", "float32"})
 
@@ -26,8 +24,6 @@ class Megablox(Kernel):
     """bf16 or fp32 with fp32 sums, any group sizes, any number of rows: they are filled up to whole tiles."""
 
     name: ClassVar[str] = "grouped_matmul.tpu.megablox"
-    operation: ClassVar[str] = "grouped_matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -35,7 +31,7 @@ class Megablox(Kernel):
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
 
-    def supports(self, problem: GroupedMatmulProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: GroupedMatmulProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         dtypes = {problem.dtype, problem.rhs_dtype}
         return first_refusal(

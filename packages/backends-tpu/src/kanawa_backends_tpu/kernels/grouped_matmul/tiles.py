@@ -7,12 +7,9 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from kanawa.plugins import DeviceSpec
+from kanawa.plugins import DeviceSpec
 
 _LANES = 128
 #: Two copies of each tile, and sums, within 16 MiB, the default on-chip budget, which megablox doesn't raise.
@@ -38,7 +35,7 @@ class MatmulShape:
     summed_rows: bool = False
 
 
-def tile_sizes(product: MatmulShape, device: "DeviceSpec | None") -> tuple[int, int, int]:
+def tile_sizes(product: MatmulShape, device: DeviceSpec | None) -> tuple[int, int, int]:
     """Returns tile sizes of M, K and N, each a multiple of a hardware tile or the whole width."""
     return _cheapest(product, _per_byte(device))
 
@@ -53,13 +50,13 @@ def _cheapest(product: MatmulShape, per_byte: float) -> tuple[int, int, int]:
     return min(fitting, key=lambda sizes: (_cost(product, per_byte, *sizes), [-size for size in sizes]))
 
 
-def _per_byte(device: "DeviceSpec | None") -> float:
+def _per_byte(device: DeviceSpec | None) -> float:
     if device is None or not device.peak_flops.get("bfloat16"):
         return _PER_BYTE
     return device.peak_flops["bfloat16"] / 2 / device.memory_bandwidth
 
 
-def _widths(width: int) -> "Iterable[int]":
+def _widths(width: int) -> Iterable[int]:
     """Returns the whole width, where it isn't too wide, and multiples of 128 below it."""
     whole = [width] if width <= _WIDEST else []
     return [*whole, *range(_LANES, min(width, _WIDEST + 1), _LANES)]

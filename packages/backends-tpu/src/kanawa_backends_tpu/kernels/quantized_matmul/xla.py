@@ -5,16 +5,14 @@ million cycles in int8, scales included, where bf16 takes 3.746 million; weights
 Of one that reads such weights for 64 rows its estimate is 178 thousand cycles, more than fetching them takes.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 from kanawa.kernels.number_formats import FORMATS
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem, ReferenceQuantizedMatmul
 from kanawa.kernels.verdict import Verdict, first_refusal
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
+from kanawa.plugins import DeviceSpec
 
 _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
 
@@ -23,13 +21,11 @@ class XlaQuantizedMatmul(Kernel):
     """Int8 by int8, floating by int8 in one group, and float8 by float8 where the chip has it."""
 
     name: ClassVar[str] = "quantized_matmul.tpu.xla"
-    operation: ClassVar[str] = "quantized_matmul"
-    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     autodiff: ClassVar[bool] = True
 
-    def supports(self, problem: QuantizedMatmulProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: QuantizedMatmulProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support where the product runs as it is, or what XLA would write out for it."""
         p = problem
         rates = {} if device is None else device.peak_flops

@@ -9,4 +9,3 @@ class RaggedTokenExchange(ragged_exchange.RaggedTokenExchange):
     """Sends rows and no padding, over one mesh axis."""
 
     name: ClassVar[str] = "token_exchange.tpu.ragged"
-    platforms: ClassVar[tuple[str, ...]] = ("tpu",)

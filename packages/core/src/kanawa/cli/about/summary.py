@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib.machinery
 import importlib.util
+import itertools
 import re
 from pathlib import Path
 
@@ -20,7 +21,7 @@ _MOST_IMPORTS = 3
 
 
 def summary(state: ComponentState) -> str:
-    """Returns the first sentence of a component's docstring, else of its module's; "" where no source is found."""
+    """Returns the first sentence of a component's docstring or `#:` comment, else of its module's; "" without any."""
     module, _, name = state.value.partition(":")
     return first_sentence(_documentation(module, name))
 
@@ -64,6 +65,8 @@ def _documentation(module: str, name: str, follow: int = _MOST_IMPORTS) -> str:
         node = inner
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         return ast.get_docstring(node) or ""
+    if isinstance(node, ast.Assign) and (comment := _comment_over(module, node.lineno)):
+        return comment
     if isinstance(node, ast.ImportFrom) and node.module and not node.level and follow:
         return _documentation(node.module, name, follow - 1)
     return ast.get_docstring(tree) or ""
@@ -73,9 +76,19 @@ def _member(node: ast.AST, name: str) -> ast.AST | None:
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.ClassDef | ast.FunctionDef) and child.name == name:
             return child
+        if isinstance(child, ast.Assign) and any(isinstance(of, ast.Name) and of.id == name for of in child.targets):
+            return child
         if isinstance(child, ast.ImportFrom) and any(name == (alias.asname or alias.name) for alias in child.names):
             return child
     return None
+
+
+def _comment_over(module: str, line: int) -> str:
+    """Returns the `#:` comment right over a line."""
+    file = source_file(module)
+    above = [] if file is None or line < 2 else file.read_text(encoding="utf-8").splitlines()[line - 2 :: -1]
+    comment = [text[2:].strip() for text in itertools.takewhile(lambda text: text.startswith("#:"), above)]
+    return " ".join(reversed(comment))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from kanawa.plugins import Command, host
 
 #: The package that adds options to this verb, and those of them that say so where it isn't installed.
 _TOOLS, _INSTALL = "kanawa-kernel-tools", "kanawa[kernel-tools]"
-_TOOL_OPTIONS = ("--bench", "--schedule", "--features")
+_TOOL_OPTIONS = ("--bench", "--schedule")
 
 
 class _NotInstalled(argparse.Action):
@@ -52,7 +52,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if not args.experiment:
-        message = "name an EXPERIMENT whose kernels to show, a kernel with --schedule KERNEL, or ask for --features"
+        message = "name an EXPERIMENT whose kernels to show, or a kernel with --schedule KERNEL"
         raise UsageError(message)
     from kanawa.api.kernels import check_fused, kernels
     from kanawa.kernels.choice import list_choices

@@ -1,16 +1,13 @@
 """How large a tile each kernel takes, by chip, head width and bytes of a number; warps and stages with it."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Tuning
 from kanawa.kernels.platform import current_platform
+from kanawa.plugins import DeviceSpec
 from kanawa.plugins.devices import device_spec_of_kind
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 #: What the matrix units take at least.
 SMALLEST = 16
@@ -69,7 +66,7 @@ def size_of(kernel: Kernel, problem: AttentionProblem, part: str) -> Size:
     return _fitted(Size(**{name: kernel.setting(f"{part}_{name}", getattr(own, name)) for name in fields}), problem)
 
 
-def tunings(problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+def tunings(problem: AttentionProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
     """Returns, for one part at a time, half and twice as many queries or keys, more warps, more loaded ahead."""
     result: list[Tuning] = []
     for part in ("forward", "queries", "keys") if problem.mode == "train" else ("forward",):
@@ -81,7 +78,7 @@ def tunings(problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tun
     return tuple(result)
 
 
-def _table(problem: AttentionProblem, device: "DeviceSpec | None") -> Sizes:
+def _table(problem: AttentionProblem, device: DeviceSpec | None) -> Sizes:
     width = max(problem.head_dim, problem.v_head_dim)
     single = jnp.dtype(problem.dtype).itemsize == 4
     family = "single" if single else "blackwell" if device is not None and device.family == "blackwell" else "hopper"

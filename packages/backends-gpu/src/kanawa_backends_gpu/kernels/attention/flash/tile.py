@@ -17,7 +17,6 @@ from jax.experimental.pallas import triton as plgpu
 from kanawa.kernels.attention.dropout import keep_mask
 from kanawa.kernels.attention.problem import AttentionProblem
 
-from kanawa_backends_gpu.kernels.attention.flash.tile_mask import Sides, allowed
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits
 from kanawa_backends_gpu.kernels.triton_tiles import dot, pieces
 
@@ -229,7 +228,7 @@ def _counts(tiles: Tiles, refs: Refs, at: At, transposed: bool) -> jax.Array | N
         kv_ids = _of_rows(refs, "kv_segment_ids", at, at.key, tiles.keys)
         segments = _of_queries(ids, transposed), _of_keys(kv_ids, transposed)
     prefix = refs["prefix_lengths"][at.row] if p.mask.needs_prefix else None
-    result = allowed(p.mask, Sides(q, k, *segments, prefix))
+    result = p.mask.visible(q, k, *segments, prefix)
     end = None
     if p.has_kv_lengths:
         end = refs["kv_lengths"][at.row]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from kanawa.kernels.attention.operands import kv_positions, q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.mask_reach import Range, Ranges, predicates_of, reach
 from kanawa.kernels.masks import MaskSpec
 from kanawa.kernels.operation import Operands
 
@@ -50,13 +51,6 @@ class Visits:
         return {"bounds": self.bounds} | ({} if self.order is None else {"order": self.order})
 
 
-class _Span(NamedTuple):
-    """Smallest and largest number of each block: [R, blocks, 1] of queries, [R, 1, blocks] of keys."""
-
-    low: Array
-    high: Array
-
-
 def block_map(problem: AttentionProblem, operands: Operands, queries: int, keys: int) -> BlockMap:
     """Returns the map for blocks of `queries` by `keys`; NumPy's where it is known when compiling."""
     static = problem.has_default_positions and not _needs_arrays(problem.mask)
@@ -69,7 +63,10 @@ def block_map(problem: AttentionProblem, operands: Operands, queries: int, keys:
     if p.has_segments:
         spans["q_segments"] = _span(operands["q_segment_ids"], queries, 2, xp)
         spans["k_segments"] = _span(operands["kv_segment_ids"], keys, 1, xp)
-    result = _of_mask(p.mask, spans, _Exact(p, operands, queries, keys), xp)
+    exact = _Exact(p, operands, queries, keys)
+    prefix = operands["prefix_lengths"][:, None, None] if p.mask.needs_prefix else None
+    predicates = {name: exact.of(name) for name in predicates_of(p.mask)}
+    result = BlockMap(*reach(p.mask, Ranges(**spans, prefix=prefix, predicates=predicates)))
     ends = _block_ends(p.kv_length, keys)
     exists = np.ones((1, -(-p.q_length // queries), ends.size), bool)
     full = (ends <= p.kv_length)[None, None] & (_block_ends(p.q_length, queries) <= p.q_length)[None, :, None]
@@ -135,9 +132,9 @@ def _block_ends(length: int, size: int) -> np.ndarray:
     return (np.arange(-(-length // size), dtype=np.int32) + 1) * size
 
 
-def _span(numbers: Array, size: int, axis: int, xp: Any) -> _Span:
+def _span(numbers: Array, size: int, axis: int, xp: Any) -> Range:
     blocks = _in_blocks(numbers, size, xp)
-    return _Span(*(xp.expand_dims(f(blocks, axis=-1), axis) for f in (xp.min, xp.max)))
+    return xp.expand_dims(xp.min(blocks, axis=-1), axis), xp.expand_dims(xp.max(blocks, axis=-1), axis)
 
 
 def _in_blocks(numbers: Array, size: int, xp: Any) -> Array:
@@ -174,55 +171,6 @@ class _Exact:
         counts = jnp.broadcast_to(True if allowed is None else allowed, pairs)
         split = counts.reshape(pairs[0], *q.shape[1:], *k.shape[1:])
         return BlockMap(jnp.any(split, axis=(2, 4)), jnp.all(split, axis=(2, 4)))
-
-
-def _of_mask(mask: MaskSpec, spans: dict[str, _Span], exact: _Exact, xp: Any) -> BlockMap:
-    q, k = spans["q"], spans["k"]
-    seen = whole = np.ones((1, 1, 1), bool)
-    parts = [_window(q, k, left, right) for left, right in _windows(mask)]
-    if mask.chunk is not None:
-        size = mask.chunk
-        parts.append(_alike(*(_Span(x.low // size, x.high // size) for x in (q, k))))
-    parts += [exact.of(name) for name in mask.predicates]
-    for group in mask.any_of:
-        members = [_of_mask(member, spans, exact, xp) for member in group]
-        parts.append(BlockMap(_any([m.seen for m in members]), _any([m.whole for m in members])))
-    for part in parts:
-        seen, whole = seen & part.seen, whole & part.whole
-    if mask.prefix:
-        length = exact.operands["prefix_lengths"][:, None, None]
-        before = BlockMap(k.low < length, k.high < length)
-        seen, whole = (before.seen, before.whole) if not parts else (seen | before.seen, whole | before.whole)
-    if mask.segments:
-        same = _alike(spans["q_segments"], spans["k_segments"])
-        seen, whole = seen & same.seen, whole & same.whole
-    return BlockMap(seen, whole)
-
-
-def _windows(mask: MaskSpec) -> list[tuple[int | None, int | None]]:
-    return [(None, 0)] * mask.causal + ([mask.window] if mask.window is not None else [])
-
-
-def _window(q: _Span, k: _Span, left: int | None, right: int | None) -> BlockMap:
-    seen = whole = np.ones((1, 1, 1), bool)
-    if left is not None:
-        seen, whole = k.high >= q.low - left, k.low >= q.high - left
-    if right is not None:
-        seen, whole = seen & (k.low <= q.high + right), whole & (k.high <= q.low + right)
-    return BlockMap(seen, whole)
-
-
-def _alike(q: _Span, k: _Span) -> BlockMap:
-    """Returns where equal numbers may meet, and where all are one number."""
-    seen = (k.low <= q.high) & (k.high >= q.low)
-    return BlockMap(seen, (q.low == q.high) & (k.low == k.high) & (q.low == k.low))
-
-
-def _any(members: list[Array]) -> Array:
-    result = members[0]
-    for member in members[1:]:
-        result = result | member
-    return result
 
 
 def as_jax(visited: Visits) -> Visits:

@@ -2,15 +2,17 @@
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from kanawa.kernels.attention.dropout import row_words
 from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
 from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.mask_reach import predicates_of
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins import DeviceSpec
 
 from kanawa_backends_tpu.kernels.attention.flash.additions import bias_arrays, slopes
 from kanawa_backends_tpu.kernels.attention.flash.backward import BackwardKernel, backward_call, scratch_bytes
@@ -19,11 +21,7 @@ from kanawa_backends_tpu.kernels.attention.flash.forward import ForwardKernel, f
 from kanawa_backends_tpu.kernels.attention.flash.matmuls import base_of
 from kanawa_backends_tpu.kernels.attention.flash.scalars import Vectors, has_data, rows_of_pairs, tables, vectors
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Side, Tiles, side
-from kanawa_backends_tpu.kernels.attention.flash.visibility import predicates_of
 from kanawa_backends_tpu.kernels.attention.predicates import unfit_predicates
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
 
 #: Bytes of a row of a block: wider heads, or fp32 ones, get smaller blocks.
 _ROW_BYTES = 256
@@ -45,8 +43,6 @@ class FlashAttention(Kernel):
     """Training and prefill; any mask, bias, ALiBi, dropout, positions, GQA, cap, sinks, any length."""
 
     name: ClassVar[str] = "attention.tpu.flash"
-    operation: ClassVar[str] = "attention"
-    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
     priority: ClassVar[int] = 20
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -66,7 +62,7 @@ class FlashAttention(Kernel):
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
 
-    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+    def supports(self, problem: AttentionProblem, device: DeviceSpec | None) -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         predicates = unfit_predicates(problem.mask)
         width = max(problem.head_dim, problem.v_head_dim)
@@ -93,7 +89,7 @@ class FlashAttention(Kernel):
             ),
         )
 
-    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+    def tunings(self, problem: AttentionProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns smaller blocks, and longer ones of keys, where they differ from the kernel's own choice."""
         del device
         tried = ((("block_q", 512), ("block_kv", 512)), (("block_kv", 2048),))

@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from kanawa.kernels.mask_reach import predicates_of
 from kanawa.kernels.masks import MaskSpec
-
-from kanawa_backends_tpu.kernels.attention.flash.visibility import Pairs, both, visible
 
 LANES = 128
 #: A score that the mask hides: finite, so that the difference of two of them is none to worry about.
@@ -92,5 +91,17 @@ class Masking:
         return jnp.where(key < self.end, v.astype(jnp.float32), 0.0).astype(v.dtype)
 
     def _visible(self, *at: Any) -> jax.Array | None:
-        seen = visible(self.mask, Pairs(*self.places.positions(*at), *self.places.segments(*at), self.prefix))
-        return seen if self.end is None else both(seen, self.places.indices(*at)[1] < self.end)
+        q, k = self.places.positions(*at)
+        if predicates_of(self.mask):
+            # A predicate of one side alone would have its shape.
+            q, k = jnp.broadcast_arrays(q, k)
+        seen = self.mask.visible(q, k, *self.places.segments(*at), self.prefix, divide=_divided)
+        if self.end is None:
+            return seen
+        exists: jax.Array = self.places.indices(*at)[1] < self.end
+        return exists if seen is None else seen & exists
+
+
+def _divided(position: jax.Array, size: int) -> jax.Array:
+    # The vector units don't divide integers, which takes them some twenty operations. Exact for positions below 2**22.
+    return jnp.floor((position.astype(jnp.float32) + 0.5) / size)

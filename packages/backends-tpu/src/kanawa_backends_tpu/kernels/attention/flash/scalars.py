@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from kanawa.kernels.attention import operands as given_operands
 from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.mask_reach import Range, Ranges, predicates_of, reach
 from kanawa.kernels.masks import MaskSpec
 from kanawa.kernels.operation import Operands
 
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Side, Steps, Tiles
-from kanawa_backends_tpu.kernels.attention.flash.visibility import Range, Ranges, predicates_of, reach
 
 #: Segment ids of padding: unlike each other, and unlike any that a caller may give.
 _NO_QUERY, _NO_KEY = -(2**31) + 1, -(2**31)

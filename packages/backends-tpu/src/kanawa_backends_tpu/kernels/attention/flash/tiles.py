@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from kanawa.kernels.mask_reach import Ranges, predicates_of, reach
 from kanawa.kernels.masks import MaskSpec
-
-from kanawa_backends_tpu.kernels.attention.flash.visibility import Ranges, predicates_of, reach
 
 _LANES = 128
 #: What a step of the grid costs beside its matmuls, in queries or keys of a block: small blocks pay it more often.

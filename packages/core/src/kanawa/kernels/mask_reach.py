@@ -1,13 +1,13 @@
-"""A mask inside a kernel: for pairs of queries and keys, and for ranges of them at once."""
+"""What a mask leaves of blocks of queries and keys, from the lowest and highest position and segment id of each.
+
+Kernels skip blocks of which nothing is left, and mask none that are whole. Numbers may be integers, arrays or traced.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from kanawa.kernels.masks import MaskSpec
-from kanawa.plugins import component
 
 #: Lowest and highest of some numbers.
 Range = tuple[Any, Any]
@@ -35,17 +35,6 @@ class Ranges:
     predicates: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Positions and segment ids of queries and keys, of shapes that broadcast, and the row's prefix length."""
-
-    q: jax.Array
-    k: jax.Array
-    q_segments: jax.Array | None = None
-    k_segments: jax.Array | None = None
-    prefix: Any = None
-
-
 def predicates_of(mask: MaskSpec) -> tuple[str, ...]:
     """Returns the names of the mask's predicates, those inside `any_of` included."""
     inner = (name for group in mask.any_of for member in group for name in predicates_of(member))
@@ -55,7 +44,7 @@ def predicates_of(mask: MaskSpec) -> tuple[str, ...]:
 def reach(mask: MaskSpec, at: Ranges) -> tuple[Any, Any]:
     """Returns whether some, and whether all, pairs of these are allowed.
 
-    "Some" may be wrong where conditions meet; "all" never is. Works on integers, arrays and traced scalars.
+    "Some" may be wrong where conditions meet; "all" never is.
     """
     some, every = _reach_of_positions(mask, at.q, at.k)
     for name in mask.predicates:
@@ -66,49 +55,11 @@ def reach(mask: MaskSpec, at: Ranges) -> tuple[Any, Any]:
         some, every = some & _any([member[0] for member in members]), every & _any([member[1] for member in members])
     if mask.prefix:
         here, everywhere = _UNKNOWN if at.prefix is None else (at.k[0] < at.prefix, at.k[1] < at.prefix)
-        some, every = (here, everywhere) if _lone_prefix(mask) else (some | here, every | everywhere)
+        some, every = (here, everywhere) if mask.is_lone_prefix else (some | here, every | everywhere)
     if mask.segments:
         here, everywhere = _same_segment(at.q_segments, at.k_segments)
         some, every = some & here, every & everywhere
     return some, every
-
-
-def visible(mask: MaskSpec, at: Pairs) -> jax.Array | None:
-    """Returns which pairs are allowed; None for all of them."""
-    left, right = mask.window or (None, None)
-    conditions: list[Any] = []
-    if mask.causal:
-        conditions.append(at.k <= at.q)
-    if left is not None:
-        conditions.append(at.k >= at.q - left)
-    if right is not None:
-        conditions.append(at.k <= at.q + right)
-    if mask.chunk is not None:
-        conditions.append(_chunk(at.q, mask.chunk) == _chunk(at.k, mask.chunk))
-    # A predicate of one side alone has its shape.
-    shape = jnp.broadcast_shapes(at.q.shape, at.k.shape)
-    conditions += [jnp.broadcast_to(component("masks", name)(at.q, at.k), shape) for name in mask.predicates]
-    for group in mask.any_of:
-        members = [visible(member, at) for member in group]
-        # None allows everything, and so does a group with one such member.
-        if all(member is not None for member in members):
-            conditions.append(_any(members))
-    result = both(*conditions)
-    if mask.prefix:
-        within = at.k < at.prefix
-        result = within if _lone_prefix(mask) else None if result is None else result | within
-    if mask.segments:
-        result = both(result, at.q_segments == at.k_segments)
-    return result
-
-
-def both(*conditions: Any) -> jax.Array | None:
-    """Returns the conjunction of those conditions that aren't None; None if there is none."""
-    result = None
-    for condition in conditions:
-        if condition is not None:
-            result = condition if result is None else result & condition
-    return result
 
 
 def _reach_of_positions(mask: MaskSpec, q: Range, k: Range) -> tuple[Any, Any]:
@@ -121,9 +72,8 @@ def _reach_of_positions(mask: MaskSpec, q: Range, k: Range) -> tuple[Any, Any]:
     if right is not None:
         some, every = some & (k[0] <= q[1] + right), every & (k[1] <= q[0] + right)
     if mask.chunk is not None:
-        first_q, last_q, first_k, last_k = (x // mask.chunk for x in (*q, *k))
-        some = some & (first_k <= last_q) & (first_q <= last_k)
-        every = every & (first_q == last_q) & (first_k == last_k) & (first_q == first_k)
+        here, everywhere = _same_segment(*((low // mask.chunk, high // mask.chunk) for low, high in (q, k)))
+        some, every = some & here, every & everywhere
     return some, every
 
 
@@ -135,17 +85,8 @@ def _same_segment(q: Range | None, k: Range | None) -> tuple[Any, Any]:
     return some, every
 
 
-def _lone_prefix(mask: MaskSpec) -> bool:
-    return not (mask.causal or mask.window or mask.chunk or mask.predicates or mask.any_of)
-
-
 def _any(members: list[Any]) -> Any:
     result = members[0]
     for member in members[1:]:
         result = result | member
     return result
-
-
-def _chunk(position: jax.Array, size: int) -> jax.Array:
-    # The vector units don't divide integers, which takes them some twenty operations. Exact for positions below 2**22.
-    return jnp.floor((position.astype(jnp.float32) + 0.5) / size)

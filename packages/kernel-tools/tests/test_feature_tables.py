@@ -1,14 +1,10 @@
-"""The table of kernels: what `supports` says, by feature and by platform, and its place in a page."""
-
-import json
+"""The tables of a page of the docs: what `supports` says, by feature and by platform."""
 
 import pytest
-from kanawa.cli.main import main
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.grouped_matmul import ReferenceGroupedMatmul
 from kanawa.kernels.verdict import first_refusal
-from kanawa_kernel_tools.commands.features import BEGIN, END
-from kanawa_kernel_tools.features.tables import feature_tables
+from kernel_features import feature_tables
 
 
 class Training(ReferenceAttention):
@@ -78,18 +74,3 @@ def test_the_platforms_kernels_and_what_is_left_to_the_reference(tables):
     assert chosen["training, head dim 256"] == dict.fromkeys(("gpu", "tpu", "neuron", "cpu"), "reference")
     rows = tables["grouped_matmul"].rows
     assert rows["groups"] == ("4, 1, 2",) and rows["rows"] == ("256, 512, 128, 384",) and rows["inner"] == ("all",)
-
-
-def test_the_command_prints_json_and_writes_into_a_page(tables, tmp_path, capsys):
-    assert main(["kernels", "--features", "--json"]) == 0
-    printed = {each["operation"]: each for each in json.loads(capsys.readouterr().out)}
-    assert printed["attention"]["kernels"]["attention.tpu.pages"]["decode, pages"] == "yes"
-    page = tmp_path / "page.md"
-    page.write_text(f"# Kernels\n{BEGIN}\nold\n{END}\nThe rest.\n")
-    assert main(["kernels", "--features", "--into", str(page)]) == 0
-    text = page.read_text()
-    assert text.startswith("# Kernels\n") and text.endswith("\nThe rest.\n") and "old" not in text
-    assert "| `attention` gets | gpu | tpu | neuron | cpu |" in text and "| **reference** |" in text
-    (tmp_path / "other.md").write_text("nothing\n")
-    assert main(["kernels", "--features", "--into", str(tmp_path / "other.md")]) == 2
-    assert "has no place for the tables; put the two lines" in capsys.readouterr().err

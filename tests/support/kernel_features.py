@@ -1,19 +1,17 @@
-"""The table of what installed kernels take, asked of their `supports`; nothing is compiled or run."""
+"""The tables of docs/reference/kernel-features.md: what the installed kernels' `supports` say; nothing is compiled."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import kernel_calls as asked
+import numpy as np
 from kanawa.errors import PluginError
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel
+from kanawa.plugins import DeviceSpec
 from kanawa.testing.compare import examples_for, operations_with_examples
-
-from kanawa_kernel_tools.examples.space import Space, reached
-from kanawa_kernel_tools.features import attention_calls as asked
-
-if TYPE_CHECKING:
-    from kanawa.plugins import DeviceSpec
+from kanawa_kernel_tools.examples.space import Search, Space
 
 #: Platforms in the order of the table, each with the device that its kernels are asked about.
 PLATFORMS: Mapping[str, str] = {"gpu": "h100", "tpu": "v5p", "neuron": "trn2", "cpu": "cpu"}
@@ -32,13 +30,6 @@ class FeatureTable:
     kernels: tuple[str, ...]
     rows: Mapping[str, tuple[str, ...]]
     chosen: Mapping[str, Mapping[str, str]]
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the table as `kanawa kernels --features --json` prints it."""
-        features = {
-            name: {label: cells[index] for label, cells in self.rows.items()} for index, name in enumerate(self.kernels)
-        }
-        return {"operation": self.operation, "kernels": features, "chosen": dict(self.chosen)}
 
 
 def feature_tables() -> list[FeatureTable]:
@@ -73,7 +64,7 @@ def _kernels() -> dict[str, list[Kernel]]:
     return by_operation
 
 
-def _device(kernel: Kernel) -> "DeviceSpec | None":
+def _device(kernel: Kernel) -> DeviceSpec | None:
     from kanawa.plugins.devices import device_specs
 
     return device_specs().get(PLATFORMS.get(kernel.name.split(".")[1], ""))
@@ -97,7 +88,7 @@ def _attention(kernels: list[Kernel]) -> FeatureTable:
 class _Asked:
     """One attention kernel and the typical calls that it supports, in a dtype that it supports."""
 
-    def __init__(self, kernel: Kernel, device: "DeviceSpec | None") -> None:
+    def __init__(self, kernel: Kernel, device: DeviceSpec | None) -> None:
         self.kernel, self.device = kernel, device
         self.training = self._first(asked.TRAINING) or self._first(asked.PACKED)
         bases = {
@@ -196,16 +187,34 @@ def _best(kernels: Iterable[Kernel], platform: str, problem: Any) -> str:
 
 def _generic(operation: str, kernels: list[Kernel]) -> FeatureTable:
     """Returns a table of the values of each feature that a kernel supports in some problem of the space."""
-    examples = examples_for(operation)
-    space = examples.space
+    space = examples_for(operation).space
     if not isinstance(space, Space):
         return FeatureTable(operation, (), {}, {})
-    taken = [reached(kernel, space, device=_device(kernel)) for kernel in kernels]
+    taken = [_reached(kernel, space) for kernel in kernels]
     rows = {
         feature: tuple(_listed(each.get(feature, ()), values) for each in taken)
         for feature, values in space.features.items()
     }
-    return FeatureTable(operation, tuple(kernel.name for kernel in kernels), rows, _chosen(kernels, examples.calls))
+    return FeatureTable(
+        operation, tuple(kernel.name for kernel in kernels), rows, _chosen(kernels, asked.CALLS.get(operation, {}))
+    )
+
+
+def _reached(kernel: Kernel, space: Space) -> dict[str, tuple[Any, ...]]:
+    """Returns the values of each feature with which the kernel accepts some problem."""
+    search = Search(kernel, space, _device(kernel), np.random.default_rng(0))
+    bases = search.bases()
+
+    def accepts(name: str, value: Any, base: Mapping[str, Any]) -> bool:
+        """Returns whether it accepts the base with this value, as it is or with one other feature changed."""
+        choice = {**base, name: value}
+        others = ((n, v) for n, values in space.features.items() if n != name for v in values)
+        return search.accepts(choice) or any(search.accepts({**choice, n: v}) for n, v in others)
+
+    return {
+        name: tuple(value for value in values if any(accepts(name, value, base) for base in bases))
+        for name, values in space.features.items()
+    }
 
 
 def _listed(taken: tuple[Any, ...], values: tuple[Any, ...]) -> str:
@@ -216,3 +225,29 @@ def _listed(taken: tuple[Any, ...], values: tuple[Any, ...]) -> str:
 
 def _text(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def as_markdown(tables: list[FeatureTable]) -> str:
+    """Returns all tables as Markdown."""
+    return "\n\n".join(part for table in tables for part in _parts(table))
+
+
+def _parts(table: FeatureTable) -> list[str]:
+    short = [name.removeprefix(f"{table.operation}.") for name in table.kernels]
+    taken = _markdown([f"`{table.operation}`", *short], [[label, *cells] for label, cells in table.rows.items()])
+    if not table.chosen:
+        return [taken]
+    platforms = list(next(iter(table.chosen.values())))
+    rows = [[label, *(_marked(chosen[p]) for p in platforms)] for label, chosen in table.chosen.items()]
+    return [taken, _markdown([f"`{table.operation}` gets", *platforms], rows)]
+
+
+def _marked(kernel: str) -> str:
+    """Returns the kernel, the reference in bold: those cells are what is missing."""
+    return f"**{kernel}**" if kernel == "reference" else kernel
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    # A bar in a cell would begin another.
+    lines = [[cell.replace("|", "or") for cell in row] for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

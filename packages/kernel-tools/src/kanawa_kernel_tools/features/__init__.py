@@ -1,1 +1,0 @@
-"""What installed kernels support, as tables."""
