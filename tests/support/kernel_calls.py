@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
-from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
-from kanawa.kernels.linear_recurrence.problem import LinearRecurrenceProblem
+from kanawa.kernels.diagonal_recurrence import DiagonalRecurrenceProblem
+from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
+from kanawa.kernels.linear_recurrence import LinearRecurrenceProblem
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.matmul.problem import MatmulProblem
-from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
-from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
+from kanawa.kernels.quantized_matmul import QuantizedMatmulProblem
+from kanawa.kernels.softmax_cross_entropy import CrossEntropyProblem
 from kanawa.testing.compare import examples_for
 
 TRAINING = AttentionProblem(

@@ -36,8 +36,8 @@ def _checked(kernel: Kernel, problem: Problem, operands: Operands, out: Any) -> 
     if found != expected:
         message = (
             f"{kernel.name} returned {', '.join(found)} for {problem.describe()}; expected {', '.join(expected)}. Its "
-            f"author has to mend it; until then choose another with --set 'execution.kernels={{\"{kernel.operation}\": "
-            f"\"NAME\"}}' (`kanawa list kernels` names them)"
+            f'author has to mend it; until then choose another with --set \'execution.kernels={{"{kernel.operation}": '
+            f'"NAME"}}\' (`kanawa list kernels` names them)'
         )
         raise KernelError(message)
     return out
