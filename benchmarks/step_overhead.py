@@ -31,8 +31,7 @@ from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import WarmupCosine
-from kanawa_runtime.serve.generate import Generator, LoopState
-from kanawa_runtime.serve.sampling import Sampling
+from kanawa_runtime.serve.generate import Generator, LoopState, Sampling
 from kanawa_runtime.train.trainer import Trainer, TrainState
 from paired import compare
 
@@ -173,14 +172,14 @@ def decode(shape: plain.Shape, batch: int, count: int, prompt: int, pairs: int) 
 
     generator = Generator(model, from_plain(params))
     greedy = Sampling(temperature=0.0)
-    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(batch))
+    uniforms = jnp.zeros((batch, count + 1))
     ours = jax.jit(functools.partial(generator.decode_loop, sampling=greedy), donate_argnums=2)
     held["ours"] = generator.new_caches(batch, total)
 
     def run_ours() -> None:
         ids, logprobs = jnp.zeros((batch, count + 1), jnp.int32), jnp.zeros((batch, count + 1))
         begin = LoopState(jnp.ones((), jnp.int32), first + 0, jnp.zeros(batch, bool), ids, logprobs, held["ours"])
-        ended = ours(start, keys, begin, generator.params)
+        ended = ours(start, uniforms, begin, generator.params)
         held["ours"], held["ids_ours"] = ended.caches, ended.ids[:, 1:]
         held["ids_ours"].block_until_ready()
 

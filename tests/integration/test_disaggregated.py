@@ -22,11 +22,9 @@ from kanawa.composition.plain import adapter_factors
 from kanawa.contracts import StoredAdapter
 from kanawa.errors import UsageError
 from kanawa_layers.modifiers.adapters import LoRAModifier
-from kanawa_runtime.serve.disaggregated.connector import TcpConnector
-from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
-from kanawa_runtime.serve.disaggregated.messages import request_message
+from kanawa_runtime.serve.disaggregated.engine import DecodeEngine, TcpConnector
 from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
-from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
+from kanawa_runtime.serve.disaggregated.wire import Wire, WireError, request_message
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import QueueFullError, Request, RequestError, SamplingParams
@@ -150,7 +148,7 @@ def asking(port, request, token=TOKEN):
 
 CONSUMER = """
 import socket, sys, time
-from kanawa_runtime.serve.disaggregated.messages import request_message
+from kanawa_runtime.serve.disaggregated.wire import request_message
 from kanawa_runtime.serve.disaggregated.wire import Wire
 from kanawa_runtime.serve.engine.request import Request
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))

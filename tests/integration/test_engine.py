@@ -17,15 +17,13 @@ from asking import ids_of, outputs_of
 from kanawa.contracts import Batch
 from kanawa.errors import UsageError
 from kanawa_layers.recipes.llama import llama
-from kanawa_runtime.serve.disaggregated.connector import TcpConnector
-from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
+from kanawa_runtime.serve.disaggregated.engine import DecodeEngine, TcpConnector
 from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import EngineStoppedError, Request, SamplingParams
 from kanawa_runtime.serve.engine.speculation import Draft
-from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.serve.generate import Generator, SamplingConfig
 
 VOCAB, LENGTH = 64, 96
 SIZES = {

@@ -32,8 +32,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.paged_model import cache_shardings, paged_model
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
-from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.serve.generate import Generator, SamplingConfig
 
 VOCAB, NEW = 64, 10
 WIDE = {"input_dim": 32, "num_heads": 4, "vocab_size": VOCAB}

@@ -61,9 +61,9 @@ def test_a_plan_of_a_config_that_has_no_name(experiment):
 def test_a_run_is_trained_opened_and_used(run):
     assert (run.outcome.kind, run.step, len(run.losses)) == ("done", 2, 2)
     opened = kn.open(run.directory)
-    one, two = opened.generate(["def ", "class "], max_tokens=4, temperature=0.0)
-    assert (one.prompt, len(one.token_ids), two.prompt) == ("def ", 4, "class ")
-    assert one.text == run.generate("def ", max_tokens=4, temperature=0.0).text
+    one, two = opened.generate(["def", "class"], max_tokens=4, temperature=0.0)
+    assert (one.prompt, len(one.token_ids), two.prompt) == ("def", 4, "class")
+    assert one.text == run.generate("def", max_tokens=4, temperature=0.0).text
     (last,) = [event for event in run.events if event["event"] == "eval" and event["final"]]
     assert opened.evaluate().nats_per_byte == pytest.approx(last["nats_per_byte"], rel=0.2)
     assert opened.report().read_text().startswith("<!doctype html>")

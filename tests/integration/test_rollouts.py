@@ -26,15 +26,14 @@ from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
-from kanawa_runtime.rollouts.errors import RewardError, RolloutError
 from kanawa_runtime.rollouts.rewards import matching_tokens
-from kanawa_runtime.rollouts.sampler import EngineSampler
+from kanawa_runtime.rollouts.sampler import EngineSampler, RewardError, RolloutError
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.runs.run_directory import read_config
-from kanawa_runtime.serve.engine.compile_count import compilations, listen
 from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.programs import compilations, listen
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.trainer import Trainer
 

@@ -20,8 +20,7 @@ from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
-from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.serve.generate import Generator, SamplingConfig
 from xla_options import xla_flags
 
 # A shell that runs tests in the background ignores SIGINT, and every process started from here would inherit that.
@@ -98,6 +97,15 @@ def test_what_is_served_is_what_the_model_says(serving, run):
     alone = Generator(opened.trainer.model, opened.params)
     (wanted,) = alone.generate([prompt], 8, SamplingConfig(temperature=0.0))
     assert choice["token_ids"] == wanted.token_ids
+
+
+@pytest.mark.parametrize("prompt", ["def", "def ", "x =  "])
+@pytest.mark.parametrize("drawn", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 7}])
+def test_a_prompt_gets_the_same_tokens_from_generate_and_serve(serving, run, prompt, drawn):
+    (choice,) = serving.complete(prompt=prompt, max_tokens=8, return_token_ids=True, ignore_eos=True, **drawn)
+    one = kn.open(run).generate(prompt, max_tokens=8, **drawn)
+    assert choice["token_ids"][: len(one.token_ids)] == one.token_ids
+    assert choice["text"].startswith(one.text)
 
 
 def test_scores_are_those_of_the_model(serving, run):

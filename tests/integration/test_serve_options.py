@@ -22,8 +22,7 @@ from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
-from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.serve.generate import Generator, SamplingConfig
 from ports import free_port
 from xla_options import xla_flags
 

@@ -11,8 +11,7 @@ from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
-from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.serve.generate import Generator, SamplingConfig
 
 CONFIG = EngineConfig(
     max_sequences=4, max_length=64, page_size=4, prefill_tokens=16, num_pages=40, max_batched_tokens=32,

@@ -9,8 +9,7 @@ from kanawa.composition.modifiers import configured, parse_modifier
 from kanawa.errors import ConfigError
 from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_parallel.pipeline.stack import PipelinedStack
-from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.serve.generate import Generator, SamplingConfig
 
 
 class Experiment(kn.Config):

@@ -1,4 +1,4 @@
-"""Generation against a naive loop of full forwards, sampling against its definition, and healed prompts."""
+"""Generation against a naive loop of full forwards, sampling against its definition, and prompts as ids."""
 
 import itertools
 
@@ -10,10 +10,9 @@ import pytest
 from kanawa.contracts import Sequences
 from kanawa.errors import UsageError
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
-from kanawa_runtime.serve.continuation import Continuation, continued, visible
-from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.healing import first_tokens, heal
-from kanawa_runtime.serve.sampling import Sampling, SamplingConfig, sample
+from kanawa_runtime.serve.engine.sequence import random_block
+from kanawa_runtime.serve.generate import Generator, Sampling, SamplingConfig, sample
+from kanawa_runtime.serve.growing_text import GrowingText, prompt_ids, text_after, visible
 from tiny_lm import TinyLM
 
 MODEL = TinyLM.Config().build()
@@ -92,10 +91,7 @@ def test_padded_ids_are_never_drawn(temperature):
     known = np.arange(10) != 3
     padded = Generator(MODEL, PARAMS, known=known)
     hot = SamplingConfig(temperature=temperature, seed=1)
-    blanks = np.zeros((1, 10), bool)
-    blanks[0, [2, 3]] = True
-    ids = padded.generate([list(range(64))], 40, hot, first_tokens=blanks)[0].token_ids
-    assert ids[0] == 2
+    ids = padded.generate([list(range(64))], 40, hot)[0].token_ids
     assert set(ids) <= set(np.flatnonzero(known).tolist())
     assert not set(Generator(MODEL, PARAMS).generate([list(range(64))], 40, hot)[0].token_ids) <= set(range(10))
 
@@ -123,8 +119,8 @@ LOGITS = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
 
 
 def drawn(sampling, count=400):
-    keys = jax.vmap(jax.random.key)(jnp.arange(count))
-    ids, logprobs = sample(jnp.repeat(LOGITS, count, 0), sampling, keys, jnp.zeros((), int))
+    uniforms = jnp.asarray(np.concatenate([random_block(0, block) for block in range(-(-count // 64))])[:count])
+    ids, logprobs = sample(jnp.repeat(LOGITS, count, 0), sampling, uniforms)
     np.testing.assert_allclose(logprobs, LOGITS[0][ids], rtol=1e-5)
     return set(ids.tolist())
 
@@ -146,30 +142,23 @@ def test_ranges(fields, message):
         SamplingConfig(**fields).freeze()
 
 
-def test_a_last_blank_is_taken_back_and_asked_for_again():
+def test_a_prompt_is_tokenized_as_it_is():
     documents = [b"def name(x):\n    return name\n" * 50]
     tokenizer = BytePairTokenizer.Config(vocab_size=300, min_piece_count=1).build().fit(documents)
-    healed, plain = heal(tokenizer, "def "), heal(tokenizer, "def")
-    assert healed.ids == plain.ids
-    assert healed.blanks == b" "
-    allowed = first_tokens(tokenizer, [healed, plain])
-    assert allowed[0].sum() < allowed.shape[1]
-    assert all(tokenizer.tokens[i].startswith(b" ") for i in np.flatnonzero(allowed[0]))
-    assert allowed[1].all()
-    assert first_tokens(tokenizer, [plain]) is None
+    for text in ("def", "def ", "def  "):
+        assert prompt_ids(tokenizer, text) == [*tokenizer.prefix_ids, *tokenizer.encode(text).tolist()]
+    assert prompt_ids(tokenizer, "") == [tokenizer.bos_id]
 
 
-def test_the_prompts_blanks_come_once_and_characters_whole():
+def test_a_text_grows_by_whole_characters():
     documents = ["def name(x): ü 漢字 🎉\n".encode() * 50]
     tokenizer = BytePairTokenizer.Config(vocab_size=300, min_piece_count=1).build().fit(documents)
-    healed = heal(tokenizer, "def ")
-    ids = tokenizer.encode(" ü 漢字 🎉").tolist()
-    growing = Continuation(tokenizer, healed)
-    pieces = [growing.push([i]) for i in ids]
-    assert "".join(pieces) == "ü 漢字 🎉" == continued(tokenizer, healed, ids)
+    prompt, ids = prompt_ids(tokenizer, "def"), tokenizer.encode(" ü 漢字 🎉").tolist()
+    growing = GrowingText(tokenizer, prompt)
+    pieces = [growing.push(i) for i in ids]
+    assert "".join(pieces) == " ü 漢字 🎉" == text_after(tokenizer, prompt, ids)
     assert not any("\ufffd" in piece for piece in pieces)
-    cut = Continuation(tokenizer, healed)
-    assert [cut.push([*ids, 0xE6]), cut.finish()] == ["ü 漢字 🎉", "\ufffd"]
+    assert text_after(tokenizer, prompt, [*ids, 0xE6]) == " ü 漢字 🎉\ufffd"
 
 
 def test_a_terminal_is_shown_no_control_characters():

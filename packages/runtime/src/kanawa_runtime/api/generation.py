@@ -1,37 +1,24 @@
 """Text or token ids after prompts, with an opened run's model."""
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from kanawa.contracts import CausalLM, Generated
 from kanawa.errors import UsageError
-from kanawa.local_path import local_path
 
 from kanawa_runtime.data.tokenizers.load import no_tokenizer, tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
-from kanawa_runtime.serve.continuation import Continuation
-from kanawa_runtime.serve.generate import Completion, Generator
-from kanawa_runtime.serve.healing import HealedPrompt, first_tokens, heal
-from kanawa_runtime.serve.sampling import SamplingConfig
-from kanawa_runtime.storage.place import address_of
+from kanawa_runtime.serve.generate import Completion, Generator, SamplingConfig
+from kanawa_runtime.serve.growing_text import GrowingText, prompt_ids
+
+logger = logging.getLogger(__name__)
 
 #: New tokens where nothing is said.
 TOKENS = 128
 Prompts = Sequence[str] | Sequence[list[int]]
-
-
-def check_generates(directory: str | Path) -> None:
-    """Raises UsageError for a model of another kind, before opening it would ask for data to train it on."""
-    # Other libraries' folders lie on this machine.
-    stored = None if address_of(str(directory)) else outline_of(local_path(str(directory)))
-    kind = None if stored is None else stored.config._target
-    if kind is not None and not issubclass(kind, CausalLM):
-        message = f"{directory}: {kind.__qualname__} continues no prompt; models that do are CausalLMs"
-        raise UsageError(message)
 
 
 def generated(
@@ -48,7 +35,7 @@ def generated(
     tokenizer = _tokenizer(opened, is_needed=is_text)
     if is_text and tokenizer is None:
         raise no_tokenizer(opened)
-    healed = _healed(prompts, tokenizer, opened.composition.config.model.vocab_size)
+    ids = [_ids(prompt, tokenizer, opened.composition.config.model.vocab_size) for prompt in prompts]
     model = opened.trainer.model
     if not isinstance(model, CausalLM):
         message = f"{opened.directory}: {type(model).__qualname__} continues no prompt; models that do are CausalLMs"
@@ -61,10 +48,9 @@ def generated(
         known=None if tokenizer is None else tokenizer.known,
     )
     stop = () if tokenizer is None else tokenizer.stop_ids
-    first = None if tokenizer is None else first_tokens(tokenizer, healed)
     each: Sequence[str | list[int]] = prompts
-    growing = [_Growing(prompt, one, tokenizer) for prompt, one in zip(each, healed, strict=True)]
-    pieces = generator.stream([one.ids for one in healed], max_tokens, sampling, stop, first, every=every)
+    growing = [_Growing(prompt, one, tokenizer) for prompt, one in zip(each, ids, strict=True)]
+    pieces = generator.stream(ids, max_tokens, sampling, stop, every=every)
     return _grown(growing, pieces)
 
 
@@ -79,16 +65,16 @@ def _grown(growing: list["_Growing"], pieces: Iterator[list[Completion]]) -> Ite
 class _Growing:
     """One prompt's text as tokens come."""
 
-    def __init__(self, prompt: str | list[int], healed: HealedPrompt, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, prompt: str | list[int], ids: list[int], tokenizer: Tokenizer | None) -> None:
         self._prompt = prompt
-        self._text = None if tokenizer is None else Continuation(tokenizer, healed)
+        self._text = None if tokenizer is None else GrowingText(tokenizer, ids)
         self._so_far = ""
         self._taken = 0
 
     def take(self, completion: Completion) -> Generated:
         """Returns what there is with a completion's new ids; an incomplete last character isn't in the text."""
         if self._text is not None:
-            self._so_far += self._text.push(completion.token_ids[self._taken :])
+            self._so_far += "".join(map(self._text.push, completion.token_ids[self._taken :]))
             self._taken = len(completion.token_ids)
         text = None if self._text is None else self._so_far
         return Generated(self._prompt, text, completion.token_ids, completion.logprobs)
@@ -110,16 +96,17 @@ def _tokenizer(opened: OpenedRun, *, is_needed: bool) -> Tokenizer | None:
         return None
 
 
-def _healed(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) -> list[HealedPrompt]:
-    healed = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            assert tokenizer is not None
-            healed.append(heal(tokenizer, prompt))
-            continue
-        outside = [i for i in prompt if not 0 <= i < vocab_size]
-        if outside:
-            message = f"prompt {prompt}: {outside} are outside of the vocabulary, 0 to {vocab_size - 1}"
-            raise UsageError(message)
-        healed.append(HealedPrompt(list(prompt), b""))
-    return healed
+def _ids(prompt: str | list[int], tokenizer: Tokenizer | None, vocab_size: int) -> list[int]:
+    if isinstance(prompt, str):
+        assert tokenizer is not None
+        ids = prompt_ids(tokenizer, prompt)
+        last = tokenizer.tokens[ids[-1]]
+        if last and not last.strip(b" \t") and any(t.startswith(last) and t != last for t in tokenizer.tokens):
+            why = "ends in a space, which this tokenizer writes with the next word: leave it out"
+            logger.warning("the prompt %r %s", prompt[-40:], why)
+        return ids
+    outside = [i for i in prompt if not 0 <= i < vocab_size]
+    if outside:
+        message = f"prompt {prompt}: {outside} are outside of the vocabulary, 0 to {vocab_size - 1}"
+        raise UsageError(message)
+    return list(prompt)

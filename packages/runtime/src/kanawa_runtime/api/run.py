@@ -13,7 +13,7 @@ from kanawa.local_path import local_path
 from kanawa.status import stage, stages_shown
 
 from kanawa_runtime.api.evaluation import evaluated
-from kanawa_runtime.api.generation import TOKENS, Prompts, check_generates, generated
+from kanawa_runtime.api.generation import TOKENS, Prompts, generated
 from kanawa_runtime.checkpoint.layout import EVENTS
 from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ from kanawa_runtime.runs.open_run import OpenedRun, open_run
 from kanawa_runtime.runs.run_path import check_is_directory, check_is_run, looks_like_run, not_a_run
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.serve.generate import SamplingConfig, check_generates
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import address_of, stands_for
 from kanawa_runtime.train.outcome import Outcome

@@ -14,8 +14,7 @@ from kanawa.local_path import local_path
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
-    from kanawa_runtime.serve.bench.result import Goal
-    from kanawa_runtime.serve.bench.workload import BenchRequest
+    from kanawa_runtime.serve.bench import BenchRequest
 
 _KINDS = ("sharegpt", "random", "prefix_repetition", "custom")
 _GOALS = ("ttft", "tpot", "e2el")
@@ -72,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures; returns 0 where every request was answered, else 1."""
-    from kanawa_runtime.serve.bench.result import DETAILED
+    from kanawa_runtime.serve.bench import DETAILED
 
     out = None if args.result is None else local_path(args.result, "--result")
     record = asyncio.run(_measured(args))
@@ -89,9 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measured(args: argparse.Namespace) -> dict[str, Any]:
-    from kanawa_runtime.serve.bench.client import Endpoint, fetch, send_all
-    from kanawa_runtime.serve.bench.result import summarize
-    from kanawa_runtime.serve.bench.workload import Workload, arrivals
+    from kanawa_runtime.serve.bench import Endpoint, Workload, arrivals, fetch, send_all, summarize
 
     metrics, percentiles = _metrics(args.percentile_metrics), _percentiles(args.metric_percentiles)
     goal = _goal(args.goodput)
@@ -163,9 +160,7 @@ def _percentiles(text: str) -> list[float]:
     return values
 
 
-def _goal(texts: list[str] | None) -> "Goal | None":
-    from kanawa_runtime.serve.bench.result import Goal
-
+def _goal(texts: list[str] | None) -> dict[str, float] | None:
     limits: dict[str, float] = {}
     for text in texts or ():
         name, _, value = text.partition(":")
@@ -173,7 +168,7 @@ def _goal(texts: list[str] | None) -> "Goal | None":
             message = f"--goodput {text!r}: expected METRIC:MILLISECONDS with a metric of {', '.join(_GOALS)}"
             raise UsageError(message)
         limits[name] = float(value)
-    return Goal(limits) if limits else None
+    return limits or None
 
 
 def _shown(record: dict[str, Any], errors: list[str]) -> str:

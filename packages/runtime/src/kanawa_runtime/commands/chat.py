@@ -112,7 +112,7 @@ def _messages() -> Iterator[str]:
 
 
 def _answer(conversation: "Conversation", text: str, args: argparse.Namespace) -> None:
-    from kanawa_runtime.serve.continuation import visible
+    from kanawa_runtime.serve.growing_text import visible
 
     # A file or a pipe gets the text as it is; only a terminal obeys what it is shown.
     safe = visible if sys.stdout.isatty() else str

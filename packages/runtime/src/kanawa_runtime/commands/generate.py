@@ -26,7 +26,7 @@ def command() -> Command:
         configure=configure,
         run=run,
         example=(
-            'kanawa generate runs/quickstart --prompt "def " --max-tokens 100 --temperature 0.7 --top-p 0.9\n'
+            'kanawa generate runs/quickstart --prompt "def" --max-tokens 100 --temperature 0.7 --top-p 0.9\n'
             "kanawa generate runs/quickstart --prompt-ids 1,2,3 --temperature 0 --json\n"
             "kanawa generate runs/quickstart --input prompts.jsonl --output answers.jsonl"
         ),
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_growing(pieces: "Iterator[list[Generated]]") -> None:
     """Writes the first prompt's text while it grows, then the others, which were decoded beside it."""
-    from kanawa_runtime.serve.continuation import visible
+    from kanawa_runtime.serve.growing_text import visible
 
     # A file or a pipe gets the text as it is; only a terminal obeys what it is shown.
     safe = visible if sys.stdout.isatty() else str

@@ -84,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
     directory = local_path(args.run_directory)
     from kanawa_runtime.runs.run_path import check_is_directory
     from kanawa_runtime.serve.http.access import is_loopback, keys_from
-    from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
-    from kanawa_runtime.serve.http.sparing_log import spare_logs
+    from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket, spare_logs
 
     check_is_directory(directory)
     keys = keys_from(_path(args.api_key_file), _path(args.admin_key_file))

@@ -12,7 +12,7 @@ from kanawa_runtime.report.parts import card, figure, large, per_run, section, t
 from kanawa_runtime.report.plot import HALF
 from kanawa_runtime.report.resources import model_flops_utilization
 from kanawa_runtime.report.run_data import RunData, field_value
-from kanawa_runtime.serve.continuation import visible
+from kanawa_runtime.serve.growing_text import visible
 from kanawa_runtime.train.screen import human_count, human_duration
 
 Runs = Sequence[RunData]

@@ -13,10 +13,9 @@ from kanawa.contracts.tokenizer import Tokenizer
 from kanawa.errors import UsageError
 from kanawa.module import EmissionError, functional
 
-from kanawa_runtime.rollouts.errors import RewardError, RolloutError
 from kanawa_runtime.rollouts.prompts import Question, question
 from kanawa_runtime.rollouts.rewards import Rollout
-from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler
+from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler, RewardError, RolloutError
 from kanawa_runtime.train.rollout_slot import Made, RolloutWriter
 
 

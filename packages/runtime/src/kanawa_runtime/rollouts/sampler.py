@@ -7,12 +7,20 @@ from jax.sharding import Mesh
 from kanawa.arrays.rules import Rules
 from kanawa.arrays.shardings import param_shardings
 from kanawa.contracts import CausalLM, Environment
+from kanawa.errors import KanawaError
 from kanawa.module import param_specs
 
 from kanawa_runtime.data.permutation import stream_key
-from kanawa_runtime.rollouts.errors import RolloutError
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.request import Output, SamplingParams
+
+
+class RewardError(KanawaError):
+    """A reward raised, or gave no finite number."""
+
+
+class RolloutError(KanawaError):
+    """A rollout can't be made of a prompt."""
 
 
 class Drawn(NamedTuple):

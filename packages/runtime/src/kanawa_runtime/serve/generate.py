@@ -1,8 +1,12 @@
-"""Generation in two compiled programs: prefill the prompts, then one loop that decodes to the end."""
+"""Generation in two compiled programs: prefill the prompts, then one loop that decodes to the end.
+
+Tokens are drawn as the engine draws them: row i of a call with seed s gets those of a request with seed s + i.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +14,35 @@ import kanawa as kn
 import numpy as np
 from jaxtyping import Array, Float, Int
 from kanawa.composition.program_traits import for_purpose
+from kanawa.config import Config, NonNegative, Range, Seed, Size
 from kanawa.contracts import CausalLM, Environment, Sequences
 from kanawa.errors import UsageError
+from kanawa.local_path import local_path
 
-from kanawa_runtime.serve.sampling import Sampling, SamplingConfig, sample
+from kanawa_runtime.runs.imported import outline_of
+from kanawa_runtime.serve.engine.sequence import BLOCK, random_block
+from kanawa_runtime.serve.engine.token_sampler import cut_tail, draw
+from kanawa_runtime.storage.place import address_of
 
 #: Prompts are padded to a multiple of this, so that prompts of similar length share a compiled prefill.
 _PROMPT_MULTIPLE = 64
+
+
+class SamplingConfig(Config):
+    """`temperature` 0 is greedy; `top_k` and `top_p` (None: off) cut the tail before drawing."""
+
+    temperature: NonNegative = 0.8
+    top_k: Size | None = None
+    top_p: Annotated[float, Range(0, 1, above=True)] | None = None
+    seed: Seed = 0
+
+
+class Sampling(NamedTuple):
+    """The settings that are part of the compiled program."""
+
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +87,7 @@ class Generator:
         self.environment = for_purpose(environment or Environment(), "prefill")
         self._decoding = for_purpose(self.environment, "decode")
         self.cache_dtype = cache_dtype
-        self.known = known
+        self.known = None if known is None else np.pad(known, (0, model.config.vocab_size - known.shape[0]))
         # Layers are unstacked once: a loop over stacked ones slices all their weights for every token.
         self._unstack = jax.jit(model.unstacked)
         self.load(params, state)
@@ -85,13 +111,9 @@ class Generator:
         max_tokens: int,
         sampling: SamplingConfig | None = None,
         stop_ids: Sequence[int] = (),
-        first_tokens: np.ndarray | None = None,
     ) -> list[Completion]:
-        """Returns one completion a prompt; prompts may differ in length. Raises UsageError on an empty prompt.
-
-        `first_tokens`, bool [prompts, vocab], restricts each completion's first token.
-        """
-        *_, last = self.stream(prompts, max_tokens, sampling, stop_ids, first_tokens, every=max_tokens)
+        """Returns one completion a prompt; prompts may differ in length. Raises UsageError on an empty prompt."""
+        *_, last = self.stream(prompts, max_tokens, sampling, stop_ids, every=max_tokens)
         return last
 
     def stream(
@@ -100,7 +122,6 @@ class Generator:
         max_tokens: int,
         sampling: SamplingConfig | None = None,
         stop_ids: Sequence[int] = (),
-        first_tokens: np.ndarray | None = None,
         *,
         every: int = 1,
     ) -> Iterator[list[Completion]]:
@@ -114,21 +135,17 @@ class Generator:
                 f"got prompt lengths {[len(p) for p in prompts]} and max_tokens {max_tokens}"
             )
             raise UsageError(message)
-        chosen = Sampling.of(sampling or SamplingConfig())
+        asked = (sampling or SamplingConfig()).clone().freeze()
+        chosen = Sampling(asked.temperature, asked.top_k, asked.top_p)
         ids, lengths = _padded(prompts)
         rows, padded = ids.shape
         # Caches are a multiple long as well, or each prompt's length would compile a loop of its own.
         total = -(-(padded + max_tokens) // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
-        keys = _row_keys(chosen.seed, rows)
-        known = self._over_vocabulary(self.known)
-        allowed = self._over_vocabulary(first_tokens)
-        if known is not None and allowed is not None:
-            allowed &= known
-        first_allowed = known if allowed is None else allowed
+        uniforms = _uniforms(asked.seed, rows, max_tokens)
         with self.environment.active():
             caches = self.new_caches(rows, total)
             first, caches = self._prefill(
-                ids, lengths, keys, caches, self.params, first_allowed, self.state, sampling=chosen
+                ids, lengths, uniforms, caches, self.params, self.known, self.state, sampling=chosen
             )
             carry = LoopState(
                 # The prefill has made the first token.
@@ -144,7 +161,7 @@ class Generator:
             # The plan is active only while a program runs: between two pieces the caller's own code does.
             with self._decoding.active():
                 # `until` is an argument of the program, not a constant of it: another one must not compile anew.
-                arguments = (lengths, keys, carry, self.params, np.int32(until), known, self.state)
+                arguments = (lengths, uniforms, carry, self.params, np.int32(until), self.known, self.state)
                 carry = self._loop(*arguments, sampling=chosen, stop_ids=tuple(stop_ids))
             count, done = int(carry.num_tokens), bool(np.all(np.asarray(carry.done)))
             ids_now, logprobs_now = np.asarray(carry.ids)[:, :count], np.asarray(carry.logprobs)[:, :count]
@@ -152,13 +169,6 @@ class Generator:
             if count >= max_tokens or (stop_ids and done):
                 return
             until = min(until + every, max_tokens)
-
-    def _over_vocabulary(self, allowed: np.ndarray | None) -> np.ndarray | None:
-        """Returns the mask over the model's whole vocabulary: what a tokenizer doesn't reach isn't allowed."""
-        if allowed is None:
-            return None
-        rest = self.model.config.vocab_size - allowed.shape[-1]
-        return np.pad(allowed, [(0, 0)] * (allowed.ndim - 1) + [(0, rest)])
 
     def new_caches(self, rows: int, length: int) -> Any:
         """Returns empty caches for `rows` sequences of at most `length` tokens."""
@@ -169,10 +179,10 @@ class Generator:
         self,
         ids: Any,
         lengths: Any,
-        keys: Any,
+        uniforms: Any,
         caches: Any,
         params: Any,
-        first_tokens: Any = None,
+        known: Any = None,
         state: Any = None,
         *,
         sampling: Sampling,
@@ -184,12 +194,12 @@ class Generator:
         sequences = Sequences(lengths=jnp.zeros((), jnp.int32), segment_ids=real.astype(jnp.int32))
         decode = kn.functional(self.model, "decode")
         (logits, caches), _ = decode(params, state or {}, ids, sequences, caches, lengths - 1)
-        return sample(_only(logits[:, 0], first_tokens), sampling, keys, jnp.zeros((), jnp.int32)), caches
+        return sample(_only(logits[:, 0], known), sampling, uniforms[:, 0]), caches
 
     def decode_loop(
         self,
         lengths: Any,
-        keys: Any,
+        uniforms: Any,
         start: LoopState,
         params: Any,
         until: Any = None,
@@ -212,7 +222,8 @@ class Generator:
             sequences = Sequences(lengths=lengths + carry.num_tokens - 1)
             (logits, caches), _ = decode(params, state or {}, carry.last[:, None], sequences, carry.caches)
             # Rows that have stopped continue, as shapes are fixed; `_completions` drops their later tokens.
-            ids, logprobs = sample(_only(logits[:, 0], known), sampling, keys, carry.num_tokens)
+            uniform = jax.lax.dynamic_index_in_dim(uniforms, carry.num_tokens, axis=1, keepdims=False)
+            ids, logprobs = sample(_only(logits[:, 0], known), sampling, uniform)
             put = jax.lax.dynamic_update_slice_in_dim
             return LoopState(
                 carry.num_tokens + 1,
@@ -226,9 +237,40 @@ class Generator:
         return jax.lax.while_loop(going, body, start)
 
 
-def _only(logits: Float[Array, "B V"], allowed: Any) -> Float[Array, "B V"]:
-    """Returns logits with what isn't allowed, bool [V] or [B, V], at minus infinity."""
-    return logits if allowed is None else jnp.where(jnp.broadcast_to(allowed, logits.shape), logits, -jnp.inf)
+def check_generates(directory: str | Path) -> None:
+    """Raises UsageError for a model of another kind, before opening it would ask for data to train it on."""
+    # Other libraries' folders lie on this machine.
+    stored = None if address_of(str(directory)) else outline_of(local_path(str(directory)))
+    kind = None if stored is None else stored.config._target
+    if kind is not None and not issubclass(kind, CausalLM):
+        message = f"{directory}: {kind.__qualname__} continues no prompt; models that do are CausalLMs"
+        raise UsageError(message)
+
+
+def sample(
+    logits: Float[Array, "B V"], sampling: Sampling, uniform: Float[Array, " B"]
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """Returns the chosen ids, int32, and their log-probabilities under the uncut distribution, fp32.
+
+    A row's draw depends on its own random number alone, never on the other rows.
+    """
+    logits, rows = logits.astype(jnp.float32), logits.shape[0]
+    # Static, so that a greedy program draws nothing.
+    if sampling.temperature == 0:
+        ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    else:
+        scaled = logits / sampling.temperature
+        if sampling.top_k is not None or sampling.top_p is not None:
+            top_k, top_p = jnp.full(rows, sampling.top_k or 0, jnp.int32), jnp.full(rows, sampling.top_p or 1.0)
+            scaled = cut_tail(scaled, top_k, top_p, jnp.zeros(rows), jnp.ones(rows, bool))
+        ids = draw(scaled, uniform)
+    chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
+    return ids, chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _only(logits: Float[Array, "B V"], known: Any) -> Float[Array, "B V"]:
+    """Returns logits with unknown ids at minus infinity."""
+    return logits if known is None else jnp.where(known[None], logits, -jnp.inf)
 
 
 def _padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -243,10 +285,10 @@ def _padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     return ids, np.asarray([len(p) for p in prompts], np.int32)
 
 
-def _row_keys(seed: int, rows: int) -> jax.Array:
-    # Named: another jax_default_prng_impl must not change a seed's tokens.
-    base = jax.random.key(seed, impl="threefry2x32")
-    return jax.vmap(lambda row: jax.random.fold_in(base, row))(jnp.arange(rows))
+def _uniforms(seed: int, rows: int, count: int) -> np.ndarray:
+    """Returns the random numbers that draw each row's tokens, [rows, count]."""
+    blocks = range(-(-count // BLOCK))
+    return np.stack([np.concatenate([random_block(seed + row, i) for i in blocks])[:count] for row in range(rows)])
 
 
 def _completions(ids: np.ndarray, logprobs: np.ndarray, stop: set[int]) -> list[Completion]:

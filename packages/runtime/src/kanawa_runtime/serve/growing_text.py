@@ -1,10 +1,37 @@
-"""A completion's text as its tokens come: whole characters only, without what may belong to a stop string."""
+"""Texts to and from a model: a prompt's ids, and a completion's text as its tokens come, in whole characters."""
 
 import codecs
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+
+#: U+2400 and on show the control characters, U+2421 delete. C1 controls have no pictures.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns a text's ids after those that its tokenizer begins a text with; an empty one begins a document.
+
+    The text is tokenized as it is, a space at its end too, which most tokenizers write with the next word.
+    """
+    encoded: list[int] = tokenizer.encode(text).tolist()
+    return [*tokenizer.prefix_ids, *encoded] if encoded else [tokenizer.bos_id]
+
+
+def text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Iterable[int]) -> str:
+    """Returns the text that new ids add to a prompt's."""
+    growing = GrowingText(tokenizer, prompt)
+    return "".join(map(growing.push, ids)) + growing.finish()
+
+
+def visible(text: str) -> str:
+    """Returns the text with control characters as pictures of them, line ends and tabs aside.
+
+    What a model writes can't be trusted: on a terminal an escape could move the cursor, or worse.
+    """
+    return text.translate(_PICTURES)
 
 
 class GrowingText:

@@ -7,10 +7,8 @@ import jax
 from kanawa.contracts import CausalLM, DataSource, Environment
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.serve.continuation import continued
-from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.healing import first_tokens, heal
-from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.serve.generate import Generator, SamplingConfig
+from kanawa_runtime.serve.growing_text import prompt_ids, text_after
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +45,11 @@ class Sampler:
             self._generator = Generator(self._model, params, state=state, environment=self._environment, known=known)
         else:
             self._generator.load(params, state)
-        prompt = heal(self._tokenizer, self.prompt)
+        prompt = prompt_ids(self._tokenizer, self.prompt)
         sampling = SamplingConfig(temperature=0.7, top_p=0.9)
-        first = first_tokens(self._tokenizer, [prompt])
-        (completion,) = self._generator.generate([prompt.ids], _TOKENS, sampling, self._tokenizer.stop_ids, first)
+        (completion,) = self._generator.generate([prompt], _TOKENS, sampling, self._tokenizer.stop_ids)
         self._generator.unload()
-        return continued(self._tokenizer, prompt, completion.token_ids)
+        return text_after(self._tokenizer, prompt, completion.token_ids)
 
 
 def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:

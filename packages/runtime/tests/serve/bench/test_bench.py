@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kanawa.cli.main import main
 from kanawa.errors import UsageError
-from kanawa_runtime.serve.bench.workload import Workload, arrivals
+from kanawa_runtime.serve.bench import Workload, arrivals
 
 #: What `vllm bench serve` 0.32 writes of a run without details.
 KEYS = {

@@ -10,9 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.errors import UsageError
 from kanawa_runtime.commands.serve import adapters_of
-from kanawa_runtime.serve.disaggregated.messages import output_message, output_of, request_message, request_of
 from kanawa_runtime.serve.disaggregated.pairing import pairing_of
-from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
+from kanawa_runtime.serve.disaggregated.wire import (
+    Wire,
+    WireError,
+    output_message,
+    output_of,
+    request_message,
+    request_of,
+)
 from kanawa_runtime.serve.engine.page_transfer import PageTransfer
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams, TokenLogprobs
 

@@ -3,9 +3,8 @@
 import pytest
 from kanawa.errors import ConfigError
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.engine.request import EngineLimits, Request, RequestError, SamplingParams
+from kanawa_runtime.serve.engine.request import EngineLimits, Request, RequestError, SamplingParams, check_request
 from kanawa_runtime.serve.engine.shapes import at_most, ladder, smallest_holding
-from kanawa_runtime.serve.engine.validate import check_request
 
 LIMITS = EngineLimits(max_sequences=2, max_length=8, max_queued=4, vocab_size=10, max_logprobs=5)
 

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa_runtime.serve.engine import token_sampler
-from kanawa_runtime.serve.engine.rows import MIN_P, PAGES, TEMPERATURE, TOP_K, TOP_P, float_bits, unpacked
+from kanawa_runtime.serve.engine.token_sampler import cut_tail
 
 VOCAB = 300
 #: top-k, top-p, min-p and temperature of a row.
@@ -25,12 +24,9 @@ SETTINGS = {
 
 def kept(names, logits):
     """Returns which tokens the rows of some settings keep, bool [B, V]."""
-    packed = np.zeros((len(names), PAGES + 1), np.int32)
-    for row, name in zip(packed, names, strict=True):
-        row[TOP_K], top_p, min_p, temperature = SETTINGS[name]
-        for column, value in ((TOP_P, top_p), (MIN_P, min_p), (TEMPERATURE, temperature)):
-            row[column] = float_bits((value,))[0]
-    return np.asarray(jax.jit(lambda x, p: token_sampler._cut(x, unpacked(p)))(jnp.asarray(logits), packed)) > -np.inf
+    top_k, top_p, min_p, temperature = (np.array(column) for column in zip(*map(SETTINGS.get, names), strict=True))
+    cuts = (top_k.astype(np.int32), top_p.astype(np.float32), min_p.astype(np.float32), temperature > 0)
+    return np.asarray(jax.jit(cut_tail)(jnp.asarray(logits), *cuts)) > -np.inf
 
 
 def by_numpy(name, logits):

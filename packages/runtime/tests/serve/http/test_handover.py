@@ -3,7 +3,7 @@
 import asyncio
 
 from kanawa_runtime.serve.engine.request import Output
-from kanawa_runtime.serve.http.handover import Handover
+from kanawa_runtime.serve.http.service import Handover
 
 
 def test_a_receiver_that_raises_keeps_nothing_from_those_behind_it(caplog):

@@ -6,7 +6,7 @@ import logging
 import socket
 
 import pytest
-from kanawa_runtime.serve.http.sparing_log import Sparing
+from kanawa_runtime.serve.http.lifecycle import Sparing
 
 from .hostile_requests import BODIES, CHAT, COMPLETIONS, RAW, TEXTS, http, nested_schema, written
 from .running_server import running_server, wait_for

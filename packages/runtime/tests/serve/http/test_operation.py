@@ -1,6 +1,7 @@
 """What operators see: models, phases, keys, metrics, other weights, and the document."""
 
 import time
+import types
 
 import pytest
 from kanawa.errors import UsageError
@@ -8,7 +9,7 @@ from kanawa_runtime._version import __version__
 from kanawa_runtime.serve.http.access import Keys, keys_from
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
-from kanawa_runtime.serve.http.served_model import Weights, generation_defaults
+from kanawa_runtime.serve.http.served_model import generation_defaults
 from prometheus_client.parser import text_string_to_metric_families
 
 from .running_server import PATIENCE, model_of, running_server, wait_for
@@ -151,7 +152,7 @@ def test_weights_are_loaded_while_requests_run():
         if step == 9:
             message = "there is no step 9; there are 1, 2"
             raise UsageError(message)
-        return Weights({"w": step}, step or 2, {"bias": step})
+        return types.SimpleNamespace(params={"w": step}, step=step or 2, state={"bias": step})
 
     engine = ScriptedEngine(step_seconds=0.001)
     with running_server(keys=Keys(admin=["root"]), model=model_of(engine, reload=reload)) as running:

@@ -4,7 +4,7 @@ import io
 import logging
 
 import pytest
-from kanawa_runtime.serve.http.sparing_log import Sparing, spare_logs
+from kanawa_runtime.serve.http.lifecycle import Sparing, spare_logs
 
 
 class Clock:

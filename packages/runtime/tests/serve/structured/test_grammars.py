@@ -14,10 +14,9 @@ from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
 from kanawa_runtime.serve.engine.request import RequestError
+from kanawa_runtime.serve.http.tool_calls import call_schema, tagged_grammar
 from kanawa_runtime.serve.structured import grammars as module
-from kanawa_runtime.serve.structured.grammars import Grammars
-from kanawa_runtime.serve.structured.matcher import MatchError
-from kanawa_runtime.serve.structured.tools import call_schema, tagged_grammar
+from kanawa_runtime.serve.structured.grammars import Grammars, MatchError
 
 from ...data.tokenizers.library_tokenizers import TEXT, byte_level, sentence_pieces, write_folder
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from kanawa.errors import UsageError
 from kanawa.guarded_read import guarded_bytes
 
-from kanawa_runtime.serve.disaggregated.connector import TcpConnector
-from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
+from kanawa_runtime.serve.disaggregated.engine import DecodeEngine, TcpConnector
 from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.disaggregated.wire import WireError
 from kanawa_runtime.serve.engine.engine import LLMEngine

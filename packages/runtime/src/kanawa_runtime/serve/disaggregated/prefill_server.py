@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from kanawa.errors import KanawaError, UsageError
 
-from kanawa_runtime.serve.disaggregated.messages import output_message, request_of
-from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
+from kanawa_runtime.serve.disaggregated.wire import Wire, WireError, output_message, request_of
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Output
 

@@ -21,12 +21,11 @@ import numpy as np
 from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots
-from kanawa_runtime.serve.engine.packing import packed_chunks, packed_rows
 from kanawa_runtime.serve.engine.page_transfer import PageTransfer
 from kanawa_runtime.serve.engine.programs import Programs
 from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, RemotePrefill, Request
 from kanawa_runtime.serve.engine.rows import LOGPROBS, MASK, RANDOM, TABLES, UNIFORM
-from kanawa_runtime.serve.engine.scheduler import Chunk, Scheduler, StepBatch
+from kanawa_runtime.serve.engine.scheduler import Chunk, Scheduler, StepBatch, packed_chunks, packed_rows
 from kanawa_runtime.serve.engine.sequence import Sequence, allowed_bits, logprobs_of, sampling_rows
 from kanawa_runtime.serve.engine.shapes import grouped
 from kanawa_runtime.serve.engine.speculator import Speculator

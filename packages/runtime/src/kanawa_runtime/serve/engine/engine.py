@@ -18,12 +18,11 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.runs.open_run import OpenedRun
-from kanawa_runtime.serve.engine import compile_count
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots, LoraSlot
 from kanawa_runtime.serve.engine.build import build_core
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.engine.gather import gather_outputs
 from kanawa_runtime.serve.engine.page_transfer import PageShapes, PageTransfer
+from kanawa_runtime.serve.engine.programs import compilations, listen
 from kanawa_runtime.serve.engine.request import (
     EngineLimits,
     EngineStoppedError,
@@ -35,9 +34,11 @@ from kanawa_runtime.serve.engine.request import (
     Request,
     RequestError,
     SamplingParams,
+    check_request,
+    check_together,
+    gather_outputs,
 )
 from kanawa_runtime.serve.engine.speculation import Draft
-from kanawa_runtime.serve.engine.validate import check_request, check_together
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class LLMEngine:
     def start(self) -> None:
         """Compiles every program it will ever run, then begins to serve; returns once it is ready."""
         began = time.monotonic()
-        compile_count.listen()
+        listen()
         self._programs.compile()
         logger.info("compiled %d programs in %.1f s", self.num_programs, time.monotonic() - began)
         ready = threading.Event()
@@ -405,13 +406,13 @@ class LLMEngine:
         self._core.scheduler.pool.check_counts()
 
     def _run(self, ready: threading.Event) -> None:
-        before = compile_count.compilations()
+        before = compilations()
         try:
             with self.environment.active():
                 ready.set()
                 while self._take_in():
                     self._core.step()
-                    self._compilations = compile_count.compilations() - before
+                    self._compilations = compilations() - before
             self._end("abort")
         except BaseException as error:
             # Whatever it was, no request may wait for an answer that never comes.

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,7 +42,6 @@ class PageTransfer:
         self._paged = [is_paged(spec) for spec in specs]
         self.shapes = [(tuple(spec.shape[1:]), jnp.dtype(spec.dtype)) for spec in specs if is_paged(spec)]
         self._weights = b""
-        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     @property
     def layout(self) -> str:
@@ -64,8 +63,8 @@ class PageTransfer:
             digest.update(np.ascontiguousarray(array[:: max(1, array.size // _SAMPLED)]).view(np.uint8).data)
         self._weights = digest.digest()
 
-    def compile(self) -> Mapping[tuple[Any, ...], Program]:
-        """Returns the programs to compile, for `set_compiled`."""
+    def wanted(self) -> Mapping[tuple[Any, ...], Program]:
+        """Returns the programs to compile."""
         programs, wanted = self._programs, {}
         kv, whole, abstract = abstract_of(programs.kv), programs.whole, programs.abstract
         for width in programs.shapes.page_widths:
@@ -81,10 +80,6 @@ class PageTransfer:
                 f"write {width} pages", self.write, arguments, (0,), out, programs.environment
             )
         return wanted
-
-    def set_compiled(self, compiled: Mapping[tuple[Any, ...], Callable[..., Any]]) -> None:
-        """Takes the compiled programs."""
-        self._compiled = dict(compiled)
 
     def read(self, kv: KVState, pages: Int[Array, " W"]) -> tuple[Array, ...]:
         """Returns the content of pages, of each paged array."""
@@ -105,7 +100,7 @@ class PageTransfer:
     def read_pages(self, pages: Sequence[int]) -> list[np.ndarray]:
         """Returns the content of pages, on the host."""
         at = self._padded(pages, 0)
-        arrays = self._compiled["read", len(at)](self._programs.kv, at)
+        arrays = self._programs.compiled["read", len(at)](self._programs.kv, at)
         return [np.asarray(array)[: len(pages)] for array in arrays]
 
     def check_pages(self, arrays: Sequence[np.ndarray], count: int) -> None:
@@ -121,7 +116,7 @@ class PageTransfer:
         at = self._padded(pages, programs.paged.num_pages)
         room = len(at) - len(pages)
         filled = tuple(np.pad(array, ((0, room), *((0, 0),) * (array.ndim - 1))) for array in arrays)
-        program = self._compiled["write", len(at)]
+        program = programs.compiled["write", len(at)]
         programs.kv = program(programs.kv, at, filled, np.int32(slot), np.int32(token))
 
     def _padded(self, pages: Sequence[int], with_page: int) -> np.ndarray:

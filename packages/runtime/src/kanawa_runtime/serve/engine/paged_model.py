@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,11 +12,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kanawa.arrays.rules import assign
 from kanawa.arrays.shardings import array_sharding
 from kanawa.composition.fused import fuse_layers
-from kanawa.contracts import Cache, CausalLM, Environment, Weighted
+from kanawa.contracts import Cache, CausalLM, Environment, FeedForward, TokenDispatcher, Weighted
+from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.output_first import OutputFirst
-from kanawa_runtime.serve.engine.rows_apart import with_rows_apart
 
 logger = logging.getLogger(__name__)
 
@@ -163,3 +164,41 @@ def empty_caches(spec: Any, shardings: Any) -> Any:
     leaves, structure = jax.tree.flatten(spec, is_leaf=_is_spec)
     placed = structure.flatten_up_to(shardings)
     return structure.unflatten([one(leaf, sharding) for leaf, sharding in zip(leaves, placed, strict=True)])
+
+
+def with_rows_apart(model: CausalLM) -> CausalLM:
+    """Returns the model with dispatchers that may drop tokens replaced by their mixtures' default, which drop none.
+
+    Parameters stay as they are. Raises UsageError for what has no such replacement.
+    """
+    cfg, replaced = model.config.clone(), set()
+    for path, node in _dependent(model, ""):
+        mixture, _, slot = path.rpartition(".")
+        name = type(node).__name__
+        # A module's path is its config's, and a mixture's default is a dispatcher that suits it.
+        default = type(cfg.get(mixture))().get(slot) if isinstance(node, TokenDispatcher) else None
+        if not isinstance(default, TokenDispatcher.Config) or isinstance(default, type(node.config)):
+            message = (
+                f"this model can't be served: in {path} (a {name}) the output of a token depends on other tokens of "
+                "its batch, so that one request would change another's answer; take another kind of mixture"
+            )
+            raise UsageError(message)
+        cfg.set_path(path, default)
+        replaced.add(name)
+    if not replaced:
+        return model
+    logger.warning(
+        "served without capacity: %s may drop tokens for others of their batch, so the mixture's default dispatcher "
+        "replaces it, which drops none; answers differ from training where it would have dropped some",
+        ", ".join(sorted(replaced)),
+    )
+    built: CausalLM = cfg.build()
+    return built
+
+
+def _dependent(module: kn.Module, path: str) -> Iterator[tuple[str, kn.Module]]:
+    """Yields path and module of everything by which tokens of a batch depend on each other."""
+    if isinstance(module, FeedForward | TokenDispatcher) and module.depends_on_batch:
+        yield path, module
+    for name, child in module.children.items():
+        yield from _dependent(child, f"{path}.{name}" if path else name)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -33,11 +35,8 @@ _THREADS = 4
 class Extension(Protocol):
     """Programs beside the engine's own, over the same device state."""
 
-    def compile(self) -> Mapping[tuple[Any, ...], Program]:
-        """Returns the programs to compile, for `set_compiled`."""
-
-    def set_compiled(self, compiled: Mapping[tuple[Any, ...], Callable[..., Any]]) -> None:
-        """Takes the compiled programs."""
+    def wanted(self) -> Mapping[tuple[Any, ...], Program]:
+        """Returns the programs to compile; `Programs.compiled` has them afterwards, by the same keys."""
 
 
 class Programs:
@@ -59,7 +58,7 @@ class Programs:
         #: Verifies guesses of several tokens; set before anything is compiled.
         self.speculation: Any = None
         self.extensions: list[Extension] = []
-        self.known = allowed = None if known is None else jnp.asarray(np.pad(known, (0, self.vocab - known.shape[0])))
+        allowed = None if known is None else jnp.asarray(np.pad(known, (0, self.vocab - known.shape[0])))
         self.steps = Steps(
             paged.model,
             has_slots=paged.has_slots,
@@ -69,7 +68,7 @@ class Programs:
             has_adapters=config.adapter_slots > 0,
         )
         self._trained = trained
-        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         #: From parameters as they are trained to those here, and the shapes and places of the first.
         self._ready: Callable[[Any], Any] = lambda params: params
         self._taken: Any = None
@@ -83,7 +82,7 @@ class Programs:
     @property
     def count(self) -> int:
         """How many programs there are."""
-        return len(self._compiled)
+        return len(self.compiled)
 
     def load(self, params: Any, model_state: Any = None) -> None:
         """Takes parameters as they are trained, of the same shapes as any before; they stay the caller's.
@@ -101,17 +100,17 @@ class Programs:
 
     def _unstack(self, params: Any) -> Any:
         key = ("unstack",)
-        if key not in self._compiled:
+        if key not in self.compiled:
             params = jax.device_put(params)
             dtype = self.environment.plan.precision.compute
             which = self._read_in(dtype, params)
             self._ready = lambda params: cast_params(self._unstacked(params), which, dtype)
-            self._compiled[key] = jax.jit(self._ready).lower(params).compile()
+            self.compiled[key] = jax.jit(self._ready).lower(params).compile()
             self._taken = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
         else:
             params = jax.tree.map(lambda x, first: jax.device_put(x, first.sharding), params, self._taken)
-        in_place = self._compiled.get(("reload",))
-        return self._compiled[key](params) if in_place is None else in_place(self.params, params)
+        in_place = self.compiled.get(("reload",))
+        return self.compiled[key](params) if in_place is None else in_place(self.params, params)
 
     def _in_place(self) -> Callable[..., Any]:
         """Returns the program that writes parameters over the old ones: two copies might not fit beside a trainer."""
@@ -141,19 +140,16 @@ class Programs:
                 everything = np.full((rows, words), -1, np.int32)
                 self._no_masks[rows] = jax.device_put(everything, self.whole)
         wanted = dict(self._wanted())
-        own = [extension.compile() for extension in self.extensions]
-        for programs in own:
-            wanted |= programs
+        for extension in self.extensions:
+            wanted |= extension.wanted()
         with ThreadPoolExecutor(_THREADS) as pool:
             compiled = pool.map(lambda program: program.lower().compile(), wanted.values())
-            self._compiled.update(zip(wanted, compiled, strict=True))
-        self._compiled["reload",] = self._in_place()
-        for extension, programs in zip(self.extensions, own, strict=True):
-            extension.set_compiled({key: self._compiled[key] for key in programs})
+            self.compiled.update(zip(wanted, compiled, strict=True))
+        self.compiled["reload",] = self._in_place()
 
     def decode(self, packed: np.ndarray, steps: int) -> tuple[Any, Any]:
         """Runs decoding on packed rows; returns the likeliest ids [K, B] and the last logits, still being computed."""
-        program = self._compiled["decode", packed.shape[0], packed.shape[1] - PAGES]
+        program = self.compiled["decode", packed.shape[0], packed.shape[1] - PAGES]
         self.kv, ids, logits = program(self.params, self.model_state, self.kv, packed, np.int32(steps))
         return ids, logits
 
@@ -161,7 +157,7 @@ class Programs:
         """Runs a chunk of each row's prompt; returns as `decode` does."""
         if self.speculation is not None:
             self.speculation.prefill(packed, ids)
-        program = self._compiled["prefill", *ids.shape, packed.shape[1] - PAGES]
+        program = self.compiled["prefill", *ids.shape, packed.shape[1] - PAGES]
         self.kv, chosen, logits = program(self.params, self.model_state, self.kv, packed, ids)
         return chosen, logits
 
@@ -169,7 +165,7 @@ class Programs:
         """Runs a chunk of each row's prompt; returns the log-probabilities of all tokens too."""
         if self.speculation is not None:
             self.speculation.prefill(packed, ids[:, :-1])
-        program = self._compiled["score", ids.shape[0], ids.shape[1] - 1, packed.shape[1] - PAGES]
+        program = self.compiled["score", ids.shape[0], ids.shape[1] - 1, packed.shape[1] - PAGES]
         self.kv, chosen, logits, details = program(self.params, self.model_state, self.kv, packed, ids)
         return chosen, logits, details
 
@@ -177,7 +173,7 @@ class Programs:
         """Draws from the logits of the step before; returns ids [1, B] and their details."""
         rows = packed.shape[0]
         masks = self._no_masks[rows] if mask is None else mask
-        last, self.tables, ids, details = self._compiled["sample", rows](
+        last, self.tables, ids, details = self.compiled["sample", rows](
             self.kv.last, self.tables, packed[:, :PAGES], logits, np.int32(flags), masks
         )
         self.kv = self.kv._replace(last=last)
@@ -185,7 +181,7 @@ class Programs:
 
     def write_sampling_rows(self, slot: int, counts: np.ndarray, in_prompt: np.ndarray, bias: np.ndarray) -> None:
         """Replaces the sampling tables' rows of a slot."""
-        self.tables = self._compiled["sampling rows",](self.tables, np.int32(slot), counts, in_prompt, bias)
+        self.tables = self.compiled["sampling rows",](self.tables, np.int32(slot), counts, in_prompt, bias)
 
     def _wanted(self) -> Mapping[tuple[Any, ...], Program]:
         shapes, steps, prefilling = self.shapes, self.steps, self.prefill_environment
@@ -278,3 +274,30 @@ def prefers_outputs_first(environment: Environment, model: CausalLM) -> bool:
     with environment.active():
         dtype, width = environment.plan.precision.compute, model.config.input_dim
         return preferred_weight_layout(1, width, width, dtype=dtype) == "outputs_first"
+
+
+#: JAX's own event; its name is not documented, and a test compiles something to see that it is still sent.
+_EVENT = "/jax/core/compile/backend_compile_duration"
+_counts: Counter[int] = Counter()
+_lock = threading.Lock()
+_listening = threading.Event()
+
+
+def _count(event: str, duration_secs: float, **_: str | int) -> None:
+    del duration_secs
+    if event == _EVENT:
+        with _lock:
+            _counts[threading.get_ident()] += 1
+
+
+def listen() -> None:
+    """Begins to count, once a process."""
+    with _lock:
+        if not _listening.is_set():
+            jax.monitoring.register_event_duration_secs_listener(_count)
+            _listening.set()
+
+
+def compilations() -> int:
+    """Returns how many programs were compiled on the calling thread since `listen`."""
+    return _counts[threading.get_ident()]

@@ -3,19 +3,21 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 from kanawa.contracts import CausalLM, Program
 from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.paged_model import cache_shardings, empty_caches, paged_model
 from kanawa_runtime.serve.engine.programs import Programs, abstract_of
-from kanawa_runtime.serve.engine.rows import LOGPROBS, PAGES
-from kanawa_runtime.serve.engine.verify import Guesser, verify
+from kanawa_runtime.serve.engine.rows import LOGPROBS, PAGES, Rows, unpacked
+from kanawa_runtime.serve.engine.steps import KVState, Steps
+from kanawa_runtime.serve.engine.token_sampler import SamplingTables, sample_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,6 @@ class Speculation:
             )
             raise UsageError(message)
         self._draft = draft
-        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         if draft is not None:
             self._take_draft(draft, config, max_length)
 
@@ -61,32 +62,20 @@ class Speculation:
         if self._paged.has_slots:
             message = "the draft model has a state of the whole sequence, which can't drop tokens; choose another"
             raise UsageError(message)
-        self._guesser = Guesser(self._paged.model, programs.known, vocab)
+        #: Its cache has a page wherever the model's has one.
+        self._steps = Steps(
+            self._paged.model, has_slots=False, known=programs.steps.known, num_logprobs=0, fused_steps=1
+        )
         self._shardings = cache_shardings(self._paged.cache_spec, environment)
         with environment.active():
-            self._params = jax.jit(self._paged.model.unstacked)(draft.params)
-
-    @property
-    def has_draft(self) -> bool:
-        """Whether a model guesses."""
-        return self._draft is not None
-
-    def compile(self) -> dict[tuple[Any, ...], Program]:
-        """Returns the programs to compile, after making the draft's empty caches; for `set_compiled`."""
-        if self._draft is not None:
-            with self.programs.environment.active():
-                self._caches = empty_caches(self._paged.cache_spec, self._shardings)
-        return self._wanted()
-
-    def set_compiled(self, compiled: Mapping[tuple[Any, ...], Callable[..., Any]]) -> None:
-        """Takes the compiled programs."""
-        self._compiled = dict(compiled)
+            self._params, self._state = jax.jit(self._paged.model.unstacked)(draft.params), draft.state or {}
+        self._caches: Any = None
 
     def prefill(self, packed: np.ndarray, ids: np.ndarray) -> None:
         """Prefills a chunk of a prompt in the draft model."""
         if self._draft is not None:
-            program = self._compiled["draft prefill", *ids.shape, packed.shape[1] - PAGES]
-            self._caches = program(self._params, self._draft.state or {}, self._caches, packed, ids)
+            program = self.programs.compiled["draft prefill", *ids.shape, packed.shape[1] - PAGES]
+            self._caches = program(self._params, self._state, self._caches, packed, ids)
 
     def verify(self, packed: np.ndarray, guesses: np.ndarray, uniforms: np.ndarray, flags: int) -> tuple[Any, Any]:
         """Returns the tokens gained [T, B], and their details, None if no row needs them."""
@@ -94,16 +83,20 @@ class Speculation:
         bits: Any = np.int32(flags)
         guessed: Any = guesses
         if self._draft is not None:
-            program = self._compiled["guess", *shape]
-            state = self._draft.state or {}
-            self._caches, guessed = program(self._params, state, self._caches, packed, programs.kv.last, uniforms, bits)
-        program = self._compiled["verify", *shape]
+            program = self.programs.compiled["guess", *shape]
+            last = programs.kv.last
+            self._caches, guessed = program(self._params, self._state, self._caches, packed, last, uniforms, bits)
+        program = self.programs.compiled["verify", *shape]
         programs.kv, gained, details = program(
             programs.params, programs.model_state, programs.kv, packed, guessed, uniforms, bits
         )
         return gained, details if flags & LOGPROBS else None
 
-    def _wanted(self) -> dict[tuple[Any, ...], Program]:
+    def wanted(self) -> dict[tuple[Any, ...], Program]:
+        """Returns the programs to compile, after making the draft's empty caches."""
+        if self._draft is not None:
+            with self.programs.environment.active():
+                self._caches = empty_caches(self._paged.cache_spec, self._shardings)
         programs, shapes, abstract = self.programs, self.programs.shapes, self.programs.abstract
         wanted: dict[tuple[Any, ...], Program] = {}
         one, whole = abstract(()), programs.whole
@@ -120,7 +113,12 @@ class Speculation:
                 arguments = (*self._own(), packed, abstract_of(programs.kv.last), uniforms, one)
                 out = None if whole is None else (self._shardings, whole)
                 wanted["guess", rows, width] = Program(
-                    f"guess {rows}x{width}", self._guesser.guess, arguments, (2,), out, programs.environment
+                    f"guess {rows}x{width}",
+                    functools.partial(guess, self._steps),
+                    arguments,
+                    (2,),
+                    out,
+                    programs.environment,
                 )
         return wanted | (self._wanted_chunks() if self._draft is not None else {})
 
@@ -132,7 +130,7 @@ class Speculation:
             arguments = (*self._own(), programs.abstract((rows, PAGES + width)), programs.abstract((rows, tokens)))
             wanted["draft prefill", rows, tokens, width] = Program(
                 f"draft prefill {rows}x{tokens}x{width}",
-                self._guesser.prefill,
+                functools.partial(prefill_draft, self._steps),
                 arguments,
                 (2,),
                 out,
@@ -141,5 +139,84 @@ class Speculation:
         return wanted
 
     def _own(self) -> tuple[Any, ...]:
-        state = {} if self._draft is None else self._draft.state or {}
-        return tuple(abstract_of(tree) for tree in (self._params, state, self._caches))
+        return tuple(abstract_of(tree) for tree in (self._params, self._state, self._caches))
+
+
+def verify(
+    steps: Steps,
+    params: Any,
+    model_state: Any,
+    kv: KVState,
+    packed: Int[Array, "B columns"],
+    guesses: Int[Array, "B K"],
+    uniforms: Int[Array, "B T"],
+    flags: Int[Array, ""],
+) -> tuple[KVState, Int[Array, "T B"], Int[Array, "B T details"]]:
+    """Feeds each row's last token and its guesses (`num_tokens` in all), and draws what follows each of them.
+
+    Returns the tokens gained, -1 after the first guess that wasn't drawn. `uniforms` are the bits of floats.
+    """
+    rows, (count, length) = unpacked(packed), uniforms.shape
+    ids = jnp.concatenate([kv.last[rows.slot][:, None], guesses], axis=1)
+    places = jnp.arange(length, dtype=jnp.int32)[None]
+    logits, caches = steps.logits_of(params, model_state, kv.caches, rows, ids)
+    each = _each_token(rows, length)._replace(uniform=_floats(uniforms).reshape(-1))
+    vocab = logits.shape[-1]
+    nothing, mask = _no_tables(), jnp.full((count * length, -(-vocab // 32)), -1, jnp.int32)
+    drawn = sample_tokens(logits.reshape(-1, vocab), each, nothing, flags, mask, num_logprobs=steps.num_logprobs)
+    chosen = drawn.ids.reshape(count, length)
+    right = (chosen[:, :-1] == guesses) & (places[:, 1:] < rows.num_tokens[:, None])
+    accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1)
+    last = jnp.take_along_axis(chosen, accepted[:, None], axis=1)[:, 0]
+    valid = drawn.valid.reshape(count, length)
+    gained = jnp.where((places <= accepted[:, None]) & (rows.num_tokens > 0)[:, None], valid, -1)
+    details = drawn.details.reshape(count, length, -1)
+    return KVState(caches, kv.last.at[rows.slot].set(last)), gained.T, details
+
+
+def guess(
+    steps: Steps,
+    params: Any,
+    model_state: Any,
+    caches: Any,
+    packed: Int[Array, "B columns"],
+    last: Int[Array, " S"],
+    uniforms: Int[Array, "B T"],
+    flags: Int[Array, ""],
+) -> tuple[Any, Int[Array, "B K"]]:
+    """Returns a draft model's caches and K guesses a row; feeds the last guess too, which may turn out right."""
+    rows, (count, length) = unpacked(packed), uniforms.shape
+    floats = _floats(uniforms)
+
+    def body(step: Array, carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+        caches, token, guesses = carry
+        one = rows._replace(length=rows.length + step, num_tokens=(step < rows.num_tokens).astype(jnp.int32))
+        logits, caches = steps.logits_of(params, model_state, caches, one, token[:, None])
+        mask = jnp.full((count, -(-logits.shape[-1] // 32)), -1, jnp.int32)
+        own = rows._replace(uniform=floats[:, step])
+        token = sample_tokens(logits[:, 0], own, _no_tables(), flags & ~LOGPROBS, mask, num_logprobs=0).ids
+        # The last one is past the end, and dropped.
+        return caches, token, guesses.at[:, step].set(token, mode="drop")
+
+    guesses = jnp.zeros((count, length - 1), jnp.int32)
+    caches, _, guesses = jax.lax.fori_loop(0, length, body, (caches, last[rows.slot], guesses))
+    return caches, guesses
+
+
+def prefill_draft(steps: Steps, params: Any, model_state: Any, caches: Any, packed: Array, ids: Array) -> Any:
+    """Returns a draft model's caches with a chunk of a prompt."""
+    return steps.logits_of(params, model_state, caches, unpacked(packed), ids)[1]
+
+
+def _each_token(rows: Rows, length: int) -> Rows:
+    """Returns the rows, each repeated for every one of its tokens."""
+    return Rows(*(jnp.repeat(column, length, axis=0) for column in rows))
+
+
+def _floats(bits: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _no_tables() -> SamplingTables:
+    # Requests with penalties or biases are decoded a token at a time: what they ask for depends on each token before.
+    return SamplingTables(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.bool), jnp.zeros((1, 1), jnp.float32))

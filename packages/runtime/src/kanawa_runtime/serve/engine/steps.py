@@ -28,7 +28,7 @@ class Steps:
         has_adapters: bool = False,
     ) -> None:  # fmt: skip
         self._decode: Callable[..., Any] = kn.functional(model, "decode")
-        self._has_slots, self._known, self._vocab = has_slots, known, model.config.vocab_size
+        self._has_slots, self.known, self._vocab = has_slots, known, model.config.vocab_size
         self._has_adapters = has_adapters
         self.num_logprobs, self._fused_steps = num_logprobs, fused_steps
 
@@ -92,7 +92,7 @@ class Steps:
         """Feeds the first `num_tokens` of each row; returns the logits after each of them, and the caches."""
         real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.num_tokens[:, None]
         (logits, caches), _ = self._decode(params, model_state, ids, self._sequences(rows, rows.length, real), caches)
-        return logits if self._known is None else jnp.where(self._known[None, None], logits, -jnp.inf), caches
+        return logits if self.known is None else jnp.where(self.known[None, None], logits, -jnp.inf), caches
 
     def sample(
         self, last: Array, tables: SamplingTables, packed: Array, logits: Array, flags: Array, mask: Array
@@ -115,7 +115,7 @@ class Steps:
         return KVState(caches, kv.last.at[rows.slot].set(chosen)), valid[None], logits
 
     def _only_known(self, logits: Array) -> Array:
-        return logits if self._known is None else jnp.where(self._known[None], logits, -jnp.inf)
+        return logits if self.known is None else jnp.where(self.known[None], logits, -jnp.inf)
 
     def _sequences(self, rows: Rows, lengths: Array, real: Bool[Array, "B T"]) -> Sequences:
         return Sequences(

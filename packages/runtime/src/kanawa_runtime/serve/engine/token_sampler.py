@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from kanawa_runtime.serve.engine.rows import CUT, LOGPROBS, MASK, RANDOM, TABLES, Rows
 
-#: Tokens in a block of `_draw`.
+#: Tokens in a block of `draw`.
 _BLOCK = 128
 #: In place of a token: a row's logits aren't finite, or no token may follow it.
 NOT_FINITE, NOTHING = -2, -3
@@ -56,8 +56,9 @@ def sample_tokens(
 
     def drawn(x: Float[Array, "B V"]) -> Int[Array, " B"]:
         scaled = x / jnp.maximum(rows.temperature, 1e-6)[:, None]
-        scaled = jax.lax.cond(asked(CUT), _cut, lambda y, _: y, scaled, rows)
-        return jnp.where(rows.temperature > 0, _draw(scaled, rows.uniform), likeliest)
+        cuts = (rows.top_k, rows.top_p, rows.min_p, rows.temperature > 0)
+        scaled = jax.lax.cond(asked(CUT), cut_tail, lambda y, *_: y, scaled, *cuts)
+        return jnp.where(rows.temperature > 0, draw(scaled, rows.uniform), likeliest)
 
     ids = jax.lax.cond(asked(RANDOM), drawn, lambda _: likeliest, adjusted)
     details = jax.lax.cond(asked(LOGPROBS), _details, _no_details, logits, ids, jnp.zeros(num_logprobs))
@@ -95,11 +96,20 @@ def _masked(logits: Float[Array, "B V"], mask: Int[Array, "B words"]) -> Float[A
     return jnp.where(allowed, logits, -jnp.inf)
 
 
-def _cut(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
-    """Returns logits with all outside of top-k, the top-p nucleus and min-p at minus infinity; ties stay."""
-    vocab, drawn = logits.shape[1], rows.temperature > 0
+def cut_tail(
+    logits: Float[Array, "B V"],
+    top_k: Int[Array, " B"],
+    top_p: Float[Array, " B"],
+    min_p: Float[Array, " B"],
+    drawn: Bool[Array, " B"],
+) -> Float[Array, "B V"]:
+    """Returns logits with all outside of top-k (0: all), the top-p nucleus and min-p at minus infinity; ties stay.
+
+    Rows that aren't `drawn` need no threshold.
+    """
+    vocab = logits.shape[1]
     keys = _sortable(logits)
-    top_k = jnp.where(rows.top_k <= 0, vocab, jnp.minimum(rows.top_k, vocab))
+    top_k = jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab))
 
     def holds_few(at: Array) -> Any:
         return jnp.sum(keys >= at[:, None], axis=1) >= top_k
@@ -107,16 +117,16 @@ def _cut(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
     lowest = _searched(jnp.any(drawn & (top_k < vocab)), keys, holds_few)
     keys = jnp.where(keys >= lowest[:, None], keys, 0)
     weights = jnp.where(keys > 0, jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True)), 0.0)
-    wanted = rows.top_p * jnp.sum(weights, axis=1)
+    wanted = top_p * jnp.sum(weights, axis=1)
 
     def holds_enough(at: Array) -> Array:
         return jnp.sum(jnp.where(keys >= at[:, None], weights, 0.0), axis=1) >= wanted
 
-    lowest = _searched(jnp.any(drawn & (rows.top_p < 1)), keys, holds_enough)
+    lowest = _searched(jnp.any(drawn & (top_p < 1)), keys, holds_enough)
     # Searched or not, the whole mass is all tokens: a row's cut may not depend on other rows.
-    lowest = jnp.where(rows.top_p < 1, lowest, 0)
+    lowest = jnp.where(top_p < 1, lowest, 0)
     # A threshold of 0 masks nothing besides top-k.
-    mask = (keys >= jnp.maximum(lowest, 1)[:, None]) & (weights >= rows.min_p[:, None])
+    mask = (keys >= jnp.maximum(lowest, 1)[:, None]) & (weights >= min_p[:, None])
     return jnp.where(mask, logits, -jnp.inf)
 
 
@@ -147,7 +157,7 @@ def _largest_threshold(keys: UInt[Array, "B V"], holds: Callable[[Array], Array]
     return largest
 
 
-def _draw(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+def draw(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
     """Returns one draw a row by inverting the distribution: one random number a row, where Gumbel takes one a token.
 
     Sums of blocks say in which block the draw falls, and sums within it where: a running sum over a whole vocabulary

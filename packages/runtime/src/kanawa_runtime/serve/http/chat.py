@@ -6,9 +6,8 @@ from typing import Any
 from kanawa_runtime.serve.engine.request import Grammar
 from kanawa_runtime.serve.http.chat_template import messages_for_template, tools_for_template
 from kanawa_runtime.serve.http.choice import Choice, Piece
-from kanawa_runtime.serve.http.endpoint import TextEndpoint
 from kanawa_runtime.serve.http.errors import invalid
-from kanawa_runtime.serve.http.generation import Generation, new_generation
+from kanawa_runtime.serve.http.generation import Generation, TextEndpoint, new_generation
 from kanawa_runtime.serve.http.protocol import ChatRequest, Structure, chat_request
 from kanawa_runtime.serve.http.service import Service
 from kanawa_runtime.serve.http.tool_calls import CallReader, Tools, message_of

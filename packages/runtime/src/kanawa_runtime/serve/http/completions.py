@@ -6,8 +6,7 @@ from typing import Any
 
 from kanawa_runtime.serve.engine.request import Grammar
 from kanawa_runtime.serve.http.choice import Choice, Piece
-from kanawa_runtime.serve.http.endpoint import TextEndpoint
-from kanawa_runtime.serve.http.generation import Generation, new_generation
+from kanawa_runtime.serve.http.generation import Generation, TextEndpoint, new_generation
 from kanawa_runtime.serve.http.protocol import CompletionRequest, Structure, completion_request
 from kanawa_runtime.serve.http.service import Service
 

@@ -9,7 +9,6 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, tokenizer_of, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
 from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.serve.adapter_store import load_adapter
@@ -17,8 +16,9 @@ from kanawa_runtime.serve.disaggregated.pairing import Pairing
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.speculation import Draft
+from kanawa_runtime.serve.generate import check_generates
 from kanawa_runtime.serve.http.chat_template import template_of
-from kanawa_runtime.serve.http.served_model import ServedModel, Weights
+from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.structured.grammars import Grammars
 
 
@@ -41,7 +41,7 @@ def served_model(
     `modifiers` are texts as `--modify` takes them; `pairing` is with another server. Raises UsageError for a model that
     generates no text, or has no tokenizer.
     """
-    _check_continues(directory)
+    check_generates(directory)
     own = name or directory.resolve().name
     if own in (adapters or {}):
         message = f"the model and an adapter are both called {own!r}: give the model another with --name"
@@ -78,7 +78,7 @@ def served_model(
         adapters=tuple(read),
     )
     architecture = to_json(opened.composition.config.model)
-    served.reload = lambda wanted: _weights(directory, target, modifiers, wanted, architecture)
+    served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
     return served
 
 
@@ -86,7 +86,7 @@ def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> 
     """Returns the draft model; raises UsageError where its tokenizer differs from the model's."""
     if directory is None:
         return None
-    _check_continues(directory)
+    check_generates(directory)
     opened = open_run(directory, target=target, serves=True)
     own = tokenizer_of(opened)
     if own is None or tuple(own.tokens) != tuple(tokenizer.tokens):
@@ -97,25 +97,16 @@ def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> 
     return Draft(model, opened.params, opened.state)
 
 
-def _weights(
+def _reopened(
     directory: Path,
     target: str | None,
     modifiers: tuple[str, ...],
     step: int | None,
     architecture: Mapping[str, object],
-) -> Weights:
-    """Returns the weights of a step; raises UsageError where the folder holds another model by now."""
-    opened: OpenedRun = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
+) -> OpenedRun:
+    """Returns the run at a step; raises UsageError where the folder holds another model by now."""
+    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
     if to_json(opened.composition.config.model) != architecture:
         message = f"{directory} holds another model than the one that is served; start a server for it"
         raise UsageError(message)
-    return Weights(opened.params, opened.step, opened.state)
-
-
-def _check_continues(directory: Path) -> None:
-    """Raises UsageError for a model of another kind, before opening it would raise about its training data."""
-    stored = outline_of(directory) if directory.is_dir() else None
-    kind = None if stored is None else stored.config._target
-    if kind is not None and not issubclass(kind, CausalLM):
-        message = f"{directory}: {kind.__qualname__} generates no text; only a CausalLM does"
-        raise UsageError(message)
+    return opened

@@ -1,19 +1,20 @@
-"""The choices of one HTTP request: submitted together, followed as they grow, and ended together."""
+"""Requests for text: their choices run together, and are answered whole or in events."""
 
+import abc
 import asyncio
 import contextlib
 import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
-from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
+from kanawa_runtime.serve.engine.request import Grammar, Output, Request, SamplingParams
 from kanawa_runtime.serve.growing_text import GrowingText
-from kanawa_runtime.serve.http.choice import Choice, Piece
+from kanawa_runtime.serve.http.choice import Choice, LogprobWriter, Piece
 from kanawa_runtime.serve.http.errors import ApiError, invalid, refused_by_engine, unavailable, unprocessable
-from kanawa_runtime.serve.http.logprobs import LogprobWriter
-from kanawa_runtime.serve.http.protocol import TextRequest
+from kanawa_runtime.serve.http.exchange import Exchange
+from kanawa_runtime.serve.http.protocol import Structure, TextRequest
 from kanawa_runtime.serve.http.sampling import sampling_of_choice
 from kanawa_runtime.serve.http.service import Service
 
@@ -196,3 +197,54 @@ def new_generation(
             generation.choices.append(Choice(own, text, index=index, prompt=place))
         service.metrics.count_prompt(len(ids), request.n, sampling.max_tokens)
     return generation
+
+
+Body = TypeVar("Body", bound=TextRequest)
+
+
+class TextEndpoint(abc.ABC, Generic[Body]):
+    """Answers requests with a `body`; what differs between completions and chats is abstract."""
+
+    def __init__(self, service: Service, body: type[Body]) -> None:
+        self.service = service
+        self.body = body
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers a request."""
+        service = self.service
+        service.check_ready()
+        request = await service.read_request(self.body, exchange, is_queued=True)
+        with service.counted():
+            async with exchange.while_connected():
+                grammar = await service.grammar(self.structure(request))
+                generation = await service.in_worker(self.generation, request, grammar)
+                # While this waited for a thread, the server may have begun to stop.
+                service.check_ready()
+                with generation:
+                    if request.stream:
+                        await exchange.events(self.events(request, generation))
+                        return
+                    pieces = await generation.whole()
+                    made = functools.partial(self.whole, request, generation, pieces)
+                    content = await service.json(made, is_long=generation.is_long(self.num_logprobs(request)))
+            await exchange.answer(content)
+
+    @abc.abstractmethod
+    def structure(self, request: Body) -> Structure | None:
+        """Returns the form that the answer must have."""
+
+    @abc.abstractmethod
+    def generation(self, request: Body, grammar: Grammar | None) -> Generation:
+        """Returns the choices to generate; called in a worker's thread."""
+
+    @abc.abstractmethod
+    def num_logprobs(self, request: Body) -> int:
+        """Returns how many log-probabilities the answer holds for each new token."""
+
+    @abc.abstractmethod
+    def whole(self, request: Body, generation: Generation, pieces: list[Piece]) -> dict[str, Any]:
+        """Returns the response, from all that each choice is made of."""
+
+    @abc.abstractmethod
+    def events(self, request: Body, generation: Generation) -> AsyncIterator[Any]:
+        """Yields the events of a stream: objects, or JSON as bytes."""

@@ -1,7 +1,8 @@
-"""Routes for operators: models, health, readiness, metrics, version, other weights; and a page to chat on."""
+"""Routes beside those for text: models, health, metrics, version, other weights, tokenizing; and a page to chat on."""
 
 import asyncio
 import base64
+import functools
 import hashlib
 import logging
 import re
@@ -11,56 +12,45 @@ from typing import Any
 from kanawa.errors import KanawaError
 
 from kanawa_runtime._version import __version__
+from kanawa_runtime.serve.http.chat_template import messages_for_template, tools_for_template
 from kanawa_runtime.serve.http.errors import ApiError, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
-from kanawa_runtime.serve.http.protocol import LoadRequest
+from kanawa_runtime.serve.http.protocol import DetokenizeRequest, LoadRequest, TokenizeRequest
 from kanawa_runtime.serve.http.service import Service
 
 logger = logging.getLogger(__name__)
 
 
-class Models:
-    """The model and its adapters, as OpenAI lists models."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answers with all of them, or with the one that the path names."""
-        if "name" not in exchange.scope.get("path_params", {}):
-            cards = [self._card(name) for name in self._service.model.names]
-            return await exchange.answer({"object": "list", "data": cards})
-        self._service.adapter(exchange.path_name)
-        await exchange.answer(self._card(exchange.path_name))
-
-    def _card(self, name: str) -> dict[str, Any]:
-        model = self._service.model
-        return {
-            "id": name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "kanawa",
-            "root": model.name,
-            "parent": None if name == model.name else model.name,
-            "max_model_len": model.engine.limits.max_length,
-            "step": model.step,
-            "chat_template": "own" if model.template.own else "plain",
-        }
+async def answer_models(service: Service, exchange: Exchange) -> None:
+    """Answers with the model and its adapters, as OpenAI lists models, or with the one that the path names."""
+    if "name" in exchange.scope.get("path_params", {}):
+        service.adapter(exchange.path_name)
+        return await exchange.answer(_card(service, exchange.path_name))
+    cards = [_card(service, name) for name in service.model.names]
+    return await exchange.answer({"object": "list", "data": cards})
 
 
-class Health:
-    """Alive: 200 as long as the engine has not failed. With `ready`: 200 only while requests are accepted."""
+def _card(service: Service, name: str) -> dict[str, Any]:
+    model = service.model
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "kanawa",
+        "root": model.name,
+        "parent": None if name == model.name else model.name,
+        "max_model_len": model.engine.limits.max_length,
+        "step": model.step,
+        "chat_template": "own" if model.template.own else "plain",
+    }
 
-    def __init__(self, service: Service, *, ready: bool = False) -> None:
-        self._service = service
-        self._ready = ready
 
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answers with the phase."""
-        phase = self._service.current_phase
-        if self._ready or phase == "failed":
-            self._service.check_ready()
-        await exchange.answer({"status": phase})
+async def answer_health(service: Service, exchange: Exchange, *, ready: bool = False) -> None:
+    """Answers 200 as long as the engine has not failed; with `ready`, only while requests are accepted."""
+    phase = service.current_phase
+    if ready or phase == "failed":
+        service.check_ready()
+    await exchange.answer({"status": phase})
 
 
 async def answer_version(exchange: Exchange) -> None:
@@ -68,47 +58,36 @@ async def answer_version(exchange: Exchange) -> None:
     await exchange.answer({"version": __version__})
 
 
-class MetricsPage:
-    """Prometheus' text."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answers with all numbers."""
-        text = self._service.metrics.text()
-        await exchange.answer(text, kind="text/plain; version=0.0.4; charset=utf-8")
+async def answer_metrics(service: Service, exchange: Exchange) -> None:
+    """Answers with Prometheus' text."""
+    await exchange.answer(service.metrics.text(), kind="text/plain; version=0.0.4; charset=utf-8")
 
 
-class Load:
-    """Other weights of the served model: the newest checkpoint of its run, or a certain one."""
+async def answer_load(service: Service, exchange: Exchange) -> None:
+    """Loads other weights of the served model: the newest checkpoint of its run, or a certain one.
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answers once the engine has them; running requests continue with them."""
-        service, model = self._service, self._service.model
-        service.check_ready()
-        request = await service.read_request(LoadRequest, exchange)
-        reload = model.reload
-        if reload is None:
-            raise unprocessable(at="", why="this server's weights came from no folder, so that there are no others")
-        if service.loading.locked():
-            message = "other weights are being loaded already; ask again once they are there"
-            raise ApiError(429, message, code="already_loading", headers={"Retry-After": "5"})
-        async with service.loading:
-            try:
-                weights = await asyncio.to_thread(reload, request.step)
-                await asyncio.to_thread(model.engine.load, weights.params, weights.state)
-            except KanawaError as error:
-                raise unprocessable(at="step", why=str(error)) from error
-            except (OSError, MemoryError) as error:
-                logger.warning("weights were not loaded", exc_info=True)
-                message = f"the weights can't be read: {error}"
-                raise unavailable(message, 10, "not_loaded") from error
-        model.step = weights.step
-        await exchange.answer({"status": "loaded", "step": weights.step})
+    Answers once the engine has them; running requests continue with them.
+    """
+    model, reload = service.model, service.model.reload
+    service.check_ready()
+    request = await service.read_request(LoadRequest, exchange)
+    if reload is None:
+        raise unprocessable(at="", why="this server's weights came from no folder, so that there are no others")
+    if service.loading.locked():
+        message = "other weights are being loaded already; ask again once they are there"
+        raise ApiError(429, message, code="already_loading", headers={"Retry-After": "5"})
+    async with service.loading:
+        try:
+            weights = await asyncio.to_thread(reload, request.step)
+            await asyncio.to_thread(model.engine.load, weights.params, weights.state)
+        except KanawaError as error:
+            raise unprocessable(at="step", why=str(error)) from error
+        except (OSError, MemoryError) as error:
+            logger.warning("weights were not loaded", exc_info=True)
+            message = f"the weights can't be read: {error}"
+            raise unavailable(message, 10, "not_loaded") from error
+    model.step = weights.step
+    await exchange.answer({"status": "loaded", "step": weights.step})
 
 
 class Page:
@@ -132,3 +111,48 @@ def _hashes(html: bytes, tag: bytes) -> str:
     contents = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), html, re.DOTALL)
     digests = (base64.b64encode(hashlib.sha256(content).digest()).decode() for content in contents)
     return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+async def answer_tokenize(service: Service, body: type[TokenizeRequest], exchange: Exchange) -> None:
+    """Answers with the ids of a text or of a conversation."""
+    request = await service.read_request(body, exchange)
+    service.adapter(request.model)
+    await exchange.answer(await service.json(functools.partial(_tokenized, service, request), is_long=True))
+
+
+def _tokenized(service: Service, request: TokenizeRequest) -> dict[str, Any]:
+    model = service.model
+    prefix, text = request.add_special_tokens, request.prompt
+    if text is None:
+        text = model.template.render(
+            messages_for_template(request.messages or ()),
+            tools_for_template(request.tools),
+            add_generation_prompt=request.add_generation_prompt,
+            extra=request.chat_template_kwargs,
+        )
+        prefix = not model.template.own if prefix is None else prefix
+    encoded = model.tokenizer.encode(text).tolist()
+    ids = (list(model.tokenizer.prefix_ids) if prefix or prefix is None else []) + encoded
+    made = {"count": len(ids), "max_model_len": model.engine.limits.max_length, "tokens": ids}
+    if request.return_token_strs:
+        tokens, special = model.tokenizer.tokens, model.special
+        made["token_strs"] = [special.get(i) or tokens[i].decode("utf-8", "replace") for i in ids]
+    return made
+
+
+async def answer_detokenize(service: Service, body: type[DetokenizeRequest], exchange: Exchange) -> None:
+    """Answers with the text of ids."""
+    request = await service.read_request(body, exchange)
+    service.adapter(request.model)
+    tokenizer = service.model.tokenizer
+    known = [i for i in request.tokens if i < tokenizer.vocab_size]
+    await exchange.answer(await service.json(lambda: {"prompt": tokenizer.decode(known)}, is_long=True))
+
+
+async def answer_tokenizer_info(service: Service, exchange: Exchange) -> None:
+    """Answers with the texts of special tokens and the template: `lm-eval` counts a prompt's tokens with them."""
+    model, tokenizer = service.model, service.model.tokenizer
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    texts = {name: model.special.get(token_id) for name, token_id in ids.items()}
+    rest = {"model_max_length": model.engine.limits.max_length, "chat_template": model.template.source}
+    await exchange.answer({"tokenizer_class": type(tokenizer).__name__} | texts | rest)

@@ -6,6 +6,7 @@ from typing import Any
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.engine.request import EngineLimits, Grammar, SamplingParams
+from kanawa_runtime.serve.growing_text import prompt_ids
 from kanawa_runtime.serve.http.errors import ApiError, invalid
 from kanawa_runtime.serve.http.protocol import TextRequest
 
@@ -34,9 +35,9 @@ class PromptReader:
                 # Tokenizing megabytes to count them would waste a thread's time.
                 raise self._too_long(field, f"{len(prompt):,} characters")
             # Of what is cut off anyway, no more is tokenized than the rest may need.
-            encoded = self.tokenizer.encode(prompt[-most:]).tolist()
-            start = list(self.tokenizer.prefix_ids) if prefix else []
-            ids = start + encoded or [self.tokenizer.bos_id]
+            text = prompt[-most:]
+            ids = prompt_ids(self.tokenizer, text) if prefix else self.tokenizer.encode(text).tolist()
+            ids = ids or [self.tokenizer.bos_id]
         else:
             ids = list(prompt)
         if truncate is not None:

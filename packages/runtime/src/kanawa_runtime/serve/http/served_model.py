@@ -4,27 +4,24 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.serve.engine.request import MIN_REPETITION_PENALTY, Engine
+from kanawa_runtime.serve.engine.request import Engine
 from kanawa_runtime.serve.http.chat_template import ChatTemplate
+from kanawa_runtime.serve.http.protocol import TextRequest
 from kanawa_runtime.serve.http.sampling import DEFAULTED
 from kanawa_runtime.serve.structured.grammars import Grammars
 
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """Parameters and the model's state as the engine loads them, and their step of the run."""
-
-    params: Any
-    step: int
-    state: Any = None
+if TYPE_CHECKING:
+    from kanawa_runtime.runs.open_run import OpenedRun
 
 
 @dataclasses.dataclass
 class ServedModel:
-    """A model by the name that clients ask for; `reload` reads other weights of it, None where there are none."""
+    """A model by the name that clients ask for; `reload` reads another step of its run, None where there is none."""
 
     name: str
     engine: Engine
@@ -33,7 +30,7 @@ class ServedModel:
     grammars: Grammars | None = None
     adapters: tuple[str, ...] = ()
     step: int = 0
-    reload: Callable[[int | None], Weights] | None = None
+    reload: Callable[[int | None], "OpenedRun"] | None = None
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     special: Mapping[int, str] = dataclasses.field(default_factory=dict)
@@ -57,14 +54,15 @@ def generation_defaults(files: Mapping[str, bytes]) -> dict[str, Any]:
     numbers = {name: content[name] for name in DEFAULTED if isinstance(content.get(name), int | float)}
     if content.get("do_sample") is False:
         numbers["temperature"] = 0.0
-    sensible: dict[str, Callable[[Any], bool]] = {
-        "temperature": lambda x: 0 <= x <= 100,
-        "top_p": lambda x: 0 < x <= 1,
-        "top_k": lambda x: isinstance(x, int) and x >= -1,
-        "min_p": lambda x: 0 <= x <= 1,
-        "repetition_penalty": lambda x: MIN_REPETITION_PENALTY <= x <= 100,
-    }
-    return {name: number for name, number in numbers.items() if sensible[name](number)}
+    return {name: number for name, number in numbers.items() if _is_sensible(name, number)}
+
+
+def _is_sensible(name: str, number: float) -> bool:
+    try:
+        TextRequest.model_validate({name: number})
+    except ValidationError:
+        return False
+    return True
 
 
 def special_texts(files: Mapping[str, bytes]) -> dict[int, str]:

@@ -1,28 +1,123 @@
 """What every handler of a server shares: its model, limits and counters, and whether it takes requests."""
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
+import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
 from kanawa.errors import did_you_mean
 from pydantic import ValidationError
 
-from kanawa_runtime.serve.engine.request import Grammar, RequestError
+from kanawa_runtime.serve.engine.request import Grammar, OnOutput, Output, RequestError
 from kanawa_runtime.serve.http.access import Hosts, Keys
-from kanawa_runtime.serve.http.compilers import Compilers
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.errors import ApiError, refused_by_engine, shown, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange, json_bytes
-from kanawa_runtime.serve.http.handover import Handover
 from kanawa_runtime.serve.http.metrics import Metrics
 from kanawa_runtime.serve.http.protocol import Structure
 from kanawa_runtime.serve.http.sampling import PromptReader, SamplingReader
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.http.validation import Fields, bad_request
 
+logger = logging.getLogger(__name__)
+
+#: Takes an output and the time.monotonic of the engine's call; runs in the loop.
+Receiver = Callable[[Output, float], None]
+
+
+class Handover:
+    """Carries outputs to receivers in the loop, in order. `to` makes the engine's callback."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: collections.deque[tuple[Receiver, Output, float]] = collections.deque()
+        self._woken = False
+
+    def to(self, receiver: Receiver) -> OnOutput:
+        """Returns an OnOutput that passes on to `receiver`."""
+
+        def pass_on(output: Output) -> None:
+            self._waiting.append((receiver, output, time.monotonic()))
+            # Waking a loop costs a system call, on the engine's thread: one serves all outputs of a step.
+            if not self._woken:
+                self._woken = True
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._deliver)
+
+        return pass_on
+
+    def _deliver(self) -> None:
+        # Before taking: what comes from here on either is taken below or wakes the loop again.
+        self._woken = False
+        for _ in range(len(self._waiting)):
+            receiver, output, at = self._waiting.popleft()
+            try:
+                receiver(output, at)
+            except Exception:
+                # Other requests' outputs follow, and nothing would wake the loop for them again.
+                logger.exception("an output of request %s was lost", output.request_id)
+
+
 Result = TypeVar("Result")
+#: Nearly every grammar is compiled by then; the others leave their turn to the next one.
+_QUICK_SECONDS = 0.25
+_GRAMMARS_BUSY_SECONDS = 5.0
+
+
+class Compilers:
+    """Compiling a grammar can't be interrupted, so a slow one never blocks the others.
+
+    `at_once` are compiled at a time; one that takes longer than a moment no longer counts among them, but among the
+    slow ones, of which there may be `most_slow`.
+    """
+
+    def __init__(self, at_once: int, most_slow: int) -> None:
+        self._turns = asyncio.Semaphore(at_once)
+        self._most_slow = most_slow
+        self._slow = 0
+
+    async def run(self, work: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
+        """Returns what `work` does; raises TimeoutError, and the 503 where too many slow ones run."""
+        if self._slow >= self._most_slow:
+            message = f"{self._slow} structured outputs take long to compile, as many as may (max_slow_grammars)"
+            raise unavailable(message, _GRAMMARS_BUSY_SECONDS, "grammars_busy")
+        async with self._turns:
+            task = asyncio.wrap_future(_in_thread(work, *arguments))
+            # The client may leave before it is done, and its exception is unread then.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            try:
+                await asyncio.wait((task,), timeout=min(_QUICK_SECONDS, seconds))
+            finally:
+                if not task.done():
+                    self._slow += 1
+                    task.add_done_callback(self._one_less)
+        async with asyncio.timeout(max(0.0, seconds - _QUICK_SECONDS)):
+            return await asyncio.shield(task)
+
+    def _one_less(self, _: Any) -> None:
+        self._slow -= 1
+
+
+def _in_thread(work: Callable[..., Result], *arguments: Any) -> "Future[Result]":
+    """Returns the future result of a daemon thread."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="kanawa-grammar", daemon=True).start()
+    return future
+
+
 Body = TypeVar("Body", bound=Fields)
 Phase = Literal["starting", "ready", "draining", "failed"]
 _LONG_BODY_BYTES = 64 * 1024

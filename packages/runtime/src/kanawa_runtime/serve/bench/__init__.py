@@ -1,1 +1,0 @@
-"""Measuring a server from outside: requests that come whether or not earlier ones were answered."""
