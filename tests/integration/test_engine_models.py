@@ -1,5 +1,6 @@
 """Every kind of cache and every mesh through the engine: the tokens of one-at-a-time decoding on one device."""
 
+import dataclasses
 import os
 
 from xla_options import xla_flags
@@ -14,7 +15,7 @@ import pytest
 from asking import ids_of, outputs_of
 from kanawa.arrays.plan import ExecutionPlan
 from kanawa.arrays.shardings import param_shardings
-from kanawa.contracts import Cache, DeviceMesh, Environment, FeedForward
+from kanawa.contracts import Cache, CacheView, DeviceMesh, Environment, FeedForward
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
 from kanawa_layers.attention.quantised_cache import QuantisedCache
@@ -193,3 +194,63 @@ def test_caches_that_do_not_divide_say_what_stays_whole(caplog):
     spec = paged_model(divides, EngineConfig(max_sequences=4, num_pages=24), 56, "float32").cache_spec
     assert not any(s.is_fully_replicated for s in jax.tree.leaves(cache_shardings(spec, where)))
     assert not caplog.text
+
+
+class CoarseCache(Cache):
+    """A stranger's cache of rows: keys are rounded, so that it isn't exact; it knows of no slots and no pages."""
+
+    @kn.nowrap
+    def spec(self, rows, length, dtype):
+        cfg = self.config
+        axes = ("batch", "kv_length", "kv_heads", "head_dim")
+        return {
+            name: kn.ParamSpec((rows, length, cfg.num_kv_heads, width), axes, dtype, kn.zeros)
+            for name, width in {"keys": cfg.key_dim, "values": cfg.value_dim}.items()
+        }
+
+    def extend(self, state, k, v, sequences):
+        assert sequences.slots is None and sequences.page_table is None
+        lengths = jnp.broadcast_to(0 if sequences.lengths is None else sequences.lengths, k.shape[:1])
+        write = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, 0))
+        new = {"keys": jnp.round(k * 2) / 2, "values": v}
+        state = {name: write(state[name], new[name].astype(state[name].dtype), lengths) for name in state}
+        return CacheView(state, state["keys"], state["values"], kv_lengths=lengths + k.shape[1])
+
+
+class TurnedCache(CoarseCache):
+    """The same with its rows elsewhere."""
+
+    @kn.nowrap
+    def spec(self, rows, length, dtype):
+        specs = super().spec(rows, length, dtype)
+        return {n: dataclasses.replace(s, axes=("kv_length", "batch", *s.axes[2:])) for n, s in specs.items()}
+
+
+def with_cache(new):
+    cfg = llama(num_layers=2, **HEADS)
+    kn.replace(cfg, target=Cache, new=new)
+    return cfg.build()
+
+
+def test_a_strangers_cache_that_isnt_exact_is_served_as_it_is():
+    plain, coarse = llama(num_layers=2, **HEADS).build(), with_cache(CoarseCache.Config())
+    params = parameters(plain)
+    wanted = alone(coarse, params)
+    assert wanted != alone(plain, params)
+    ids, stats = through_engine(coarse, params)
+    assert ids == wanted
+    assert stats["prefix_cache_queries"] == 0
+    with pytest.raises(UsageError, match="int8_cache would replace the cache of .*CoarseCache"):
+        through_engine(coarse, params, int8_cache=True)
+
+
+def test_a_cache_that_cant_be_served_is_an_error():
+    with pytest.raises(UsageError, match="TurnedCache can't be served: its array keys has the axes"):
+        through_engine(with_cache(TurnedCache.Config()), None)
+
+
+def test_a_quantised_cache_is_served_quantised():
+    quantised, params = with_cache(QuantisedCache.Config()), parameters(llama(num_layers=2, **HEADS).build())
+    ids, stats = through_engine(quantised, params)
+    assert ids == alone(quantised, params)
+    assert stats["prefix_cache_queries"] > 0

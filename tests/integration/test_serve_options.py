@@ -315,3 +315,15 @@ def test_a_port_for_pages_that_is_taken(folder):
         told = refused(folder, "run", "--prefill-listen", port, "--pages-token-file", "secret")
     assert f"can't listen at 127.0.0.1:{port} for the other server: Address already in use" in told
     assert "--prefill-listen" in told
+
+
+def test_a_trained_run_is_served_with_its_weights_in_8_bits(folder, alone):
+    made, stored = (
+        flatten_paths(open_run(folder / run, modifiers=modifiers).params)
+        for run, modifiers in (("run", ("weight-only:bits=8",)), ("bits8", ()))
+    )
+    assert made.keys() == stored.keys()
+    for path, array in made.items():
+        np.testing.assert_array_equal(array, stored[path], err_msg=path)
+    with Serving(folder, "run", "--modify", "weight-only:bits=8") as server:
+        assert server.ids() == alone("bits8")

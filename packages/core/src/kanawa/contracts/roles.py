@@ -69,6 +69,9 @@ class Cache(Module):
     see, its own position included; None: all the way.
     """
 
+    #: Whether decoding with it gives what the whole forward gives, so that any other exact cache may take its place.
+    exact: ClassVar[bool] = False
+
     class Config(Module.Config):
         num_kv_heads: Size = FROM_PARENT
         key_dim: Size = FROM_PARENT

@@ -11,6 +11,8 @@ from kanawa_layers.attention.cache_arrays import arrays_by_name, layout, put_row
 class DenseCache(Cache):
     """Keys [rows, length, kv_heads, head_dim] and values likewise, in the cache's dtype."""
 
+    exact = True
+
     @kn.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         """Returns the layout of `keys` and `values`."""

@@ -19,6 +19,8 @@ class PagedCache(Cache):
     read one page.
     """
 
+    exact = True
+
     class Config(Cache.Config):
         page_size: kn.Size = 16
         num_pages: kn.Size | None = None

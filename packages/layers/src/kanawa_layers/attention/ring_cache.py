@@ -26,6 +26,8 @@ class RingCache(Cache):
     isn't written: it would overwrite tokens that are still visible.
     """
 
+    exact = True
+
     @kn.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         """Returns the layout of `keys` and `values`, [rows, min(length, reach), kv_heads, width]."""

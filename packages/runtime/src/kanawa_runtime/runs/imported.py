@@ -89,7 +89,12 @@ def fitted(stored: StoredModel, module: Module) -> Mapping[str, Any]:
     same = stored.params.keys() == flatten_paths(param_specs(module)).keys()
     if same or not is_tuned(module):
         return stored.params
-    return flatten_paths(from_plain(module, unflatten_paths(stored.params), jax.random.key(0, impl="threefry2x32")))
+    return flatten_paths(reformed(module, unflatten_paths(stored.params)))
+
+
+def reformed(module: Module, plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a plain model's parameters with the module's weight forms and, as they start everywhere, its adapters."""
+    return from_plain(module, plain, jax.random.key(0, impl="threefry2x32"))
 
 
 def check_sound(stored: StoredModel, source: Path | str) -> None:

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition, Override, compose
 from kanawa.composition.naming import Base, with_other_data
+from kanawa.composition.plain import to_plain
 from kanawa.composition.target import parse_target
 from kanawa.contracts import DataSource, Environment, Model
 from kanawa.errors import UsageError
+from kanawa.module import param_specs
 
-from kanawa_runtime.runs.imported import fitted, imported_experiment, place, stored_elsewhere
+from kanawa_runtime.runs.imported import fitted, imported_experiment, place, reformed, stored_elsewhere
 from kanawa_runtime.runs.run_directory import OF_TRAINING, checkpoints_of, read_config
 from kanawa_runtime.runs.run_path import check_is_directory, looks_like_run, not_a_run
 from kanawa_runtime.runs.tokenizer_file import tokenizer_file
@@ -95,13 +98,15 @@ def open_run(
     if stored is not None:
         params, state = place(fitted(stored, trainer.model), abstract.params), place(stored.state, abstract.state)
         return OpenedRun(directory, composition, trainer, where, params, state, 0)
+    trained = _trained_workload(cfg, target, modifiers, overrides, trainer)
     with where.active():
+        stored_state = abstract if trained is trainer else trained.abstract_state(where)
         saved = checkpoints_of(directory)
         checkpoints = composition.config.checkpointer.build(directory=saved, read_only=True)
-        wanted = {"params": abstract.params, "state": abstract.state}
+        wanted = {"params": stored_state.params, "state": stored_state.state}
         # Such rules train one point and evaluate another, an average that only their own state gives.
-        if trainer.averages:
-            wanted["opt"] = abstract.opt
+        if trained.averages:
+            wanted["opt"] = stored_state.opt
         restored = checkpoints.restore(wanted, step=step)
     if restored is None:
         where_it_lies = shown_place(directory)
@@ -109,6 +114,21 @@ def open_run(
             f"{where_it_lies} holds no committed checkpoint yet; train it first: kanawa train … --run {where_it_lies}"
         )
         raise UsageError(message)
-    params = trainer.evaluated(restored.items["params"], restored.items.get("opt", {}))
+    params = trained.evaluated(restored.items["params"], restored.items.get("opt", {}))
+    if trained is not trainer:
+        with where.active():
+            plain = to_plain(trained.model, params)
+            params = place(flatten_paths(reformed(trainer.model, plain)), abstract.params)
     state = restored.items["state"]
     return OpenedRun(directory, composition, trainer, where, params, state, restored.step)
+
+
+def _trained_workload(
+    cfg: Any, target: str | None, modifiers: tuple[str, ...], overrides: Sequence[Override], trainer: TrainedWorkload
+) -> TrainedWorkload:
+    """Returns the workload whose parameters the run saved: another where modifiers store the weights otherwise."""
+    if not modifiers:
+        return trainer
+    before: TrainedWorkload = compose(cfg, target, (), overrides).workload()
+    same = flatten_paths(param_specs(before.model)) == flatten_paths(param_specs(trainer.model))
+    return trainer if same else before

@@ -17,6 +17,7 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.output_first import OutputFirst
+from kanawa_runtime.serve.engine.slot_cache import SlotCache
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +81,41 @@ def _with_outputs_first(model: CausalLM) -> CausalLM:
 
 
 def _with_caches(model: CausalLM, config: EngineConfig, num_pages: int, bits: bool) -> CausalLM:
+    """Returns the model with pages for its exact caches; others, which pages would change, get a slot a row."""
     cfg = model.config.clone()
-    if not any(isinstance(node, Cache.Config) for _, node in cfg.walk()):
+    caches = [(path, node) for path, node in cfg.walk() if isinstance(node, Cache.Config)]
+    if not caches:
         return model
     # By their names in the catalog: this package never imports the one that brings layers.
     pages = kn.component("caches", "paged").Config(page_size=config.page_size, num_pages=num_pages, bits=bits)
+    inexact = [(path, node) for path, node in caches if not _is_exact(node)]
     if config.int8_cache:
+        if inexact:
+            path, node = inexact[0]
+            message = f"int8_cache would replace the cache of {path} ({_name(node)}), which isn't exact; leave it unset"
+            raise UsageError(message)
         pages = kn.component("caches", "quantised").Config(codes=pages, scales=pages)
-    kn.replace(cfg, target=Cache, new=pages)
+    paged: list[str] = []
+    for path, node in caches:
+        if _is_exact(node) and not any(path.startswith(f"{outer}.") for outer in paged):
+            cfg.set_path(path, pages.clone())
+            paged.append(path)
+    for path, node in reversed(inexact):
+        # One made of exact caches, such as codes and scales, is the same over pages.
+        if not any(inner.startswith(f"{path}.") for inner in paged):
+            cfg.set_path(path, SlotCache.Config(rows=node.clone()))
     built: CausalLM = cfg.build()
     return built
+
+
+def _is_exact(node: Cache.Config) -> bool:
+    target: Any = node._target
+    return bool(target.exact)
+
+
+def _name(node: Cache.Config) -> str:
+    target: Any = node._target
+    return str(target.__name__)
 
 
 def _num_pages(config: EngineConfig, max_length: int, page_bytes: int) -> int:
