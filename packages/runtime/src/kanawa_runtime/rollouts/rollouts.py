@@ -50,7 +50,7 @@ class Rollouts(RolloutConfig):
 
     def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:
         """Returns the rows of `data`, each as often as its group has members."""
-        sizes = {"batch_size": batch_size, "sequence_length": data.sequence_length, "seed": data.seed}
+        sizes: dict[str, Any] = {"batch_size": batch_size, "sequence_length": data.sequence_length, "seed": data.seed}
         return Grouped.Config(source=data, group_size=self.group_size, updates=self.updates, **sizes)
 
     def writer(
