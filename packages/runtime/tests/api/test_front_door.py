@@ -12,6 +12,7 @@ import pytest
 from kanawa.cli.main import main
 from kanawa.contracts import Evaluation, Generated
 from kanawa.errors import UsageError
+from kanawa_runtime.data.other_data import evaluation_sets
 from kanawa_runtime.runs.events import read_events
 from tiny_lm import TinyLM, tiny
 
@@ -82,8 +83,37 @@ def test_evaluation_is_what_the_verb_prints(run, folder, capsys):
     assert (scores.step, scores.nats_per_byte > 0, scores.loss > 0) == (3, True, True)
     assert main(["eval", str(run.directory), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == scores.as_json()
-    assert run.evaluate(data=str(folder / "text")).loss == scores.loss
     assert run.generate("What ", max_tokens=1).token_ids, "the checkpoint read for evaluation generates too"
+
+
+def test_evaluation_of_files_reads_all_of_them(run, folder, capsys):
+    held_out, whole = run.evaluate().scores, run.evaluate(data=str(folder / "text")).scores
+    trained_on = kn.open(run.directory, set="data.split=train").evaluate().scores
+    assert held_out["tokens"] > 0 and trained_on["tokens"] > held_out["tokens"]
+    assert whole["tokens"] == held_out["tokens"] + trained_on["tokens"]
+    assert whole["sequence_length"] == held_out["sequence_length"] == 16
+    (folder / "one.txt").write_text("What one says of words.\n")
+    tokens = len(run.tokenizer.encode("What one says of words.\n")) + 1  # the end of the document
+    named = [f"one={folder / 'one.txt'}", f"all={folder / 'text'}"]
+    assert main(["eval", str(run.directory), "--json", "--data", named[0], "--data", named[1]]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert (both["one"]["tokens"], both["all"]["tokens"]) == (tokens, whole["tokens"])
+    assert main(["eval", str(run.directory), "--data", named[0], "--data", named[0]]) == 2
+    assert "two sets of data are called 'one'" in capsys.readouterr().err
+
+
+def test_named_sets_are_scored_while_training(folder, tmp_path):
+    (folder / "one.txt").write_text("What one says of words.\n")
+    cfg = tiny().set(model=TinyLM.Config(vocab_size=300), batch_size=8)
+    experiment = kn.experiment(cfg, data=str(folder / "text"))
+    sets = evaluation_sets(experiment.config, [f"one={folder / 'one.txt'}", f"all={folder / 'text'}"])
+    experiment = kn.experiment(experiment, set={"evaluation.sets": sets})
+    trained = kn.train(experiment, run=tmp_path / "run", steps=2, on="cpu", progress=False)
+    (record,) = [event for event in trained.events if event["event"] == "eval"]
+    whole = trained.evaluate(data=str(folder / "text")).scores
+    assert record["sets"]["all/loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    assert record["sets"]["all/tokens"] == whole["tokens"] > record["sets"]["one/tokens"] > 0
+    assert record["tokens"] < whole["tokens"] and record["sequence_length"] == 16
 
 
 def test_a_report_lies_in_the_run_or_where_it_is_told(run, tmp_path):

@@ -81,6 +81,11 @@ class DataSource(Configurable):
         """Returns the held-out rows, one pass in a fixed order; None where there are none."""
         return None
 
+    def once(self, split: Split | None = None) -> "DataSource | None":
+        """Returns the rows of a split, or of all the data, one pass in a fixed order; None for a source without end."""
+        del split
+        return None
+
     def documents(self, split: Split) -> Iterable[bytes] | None:
         """Returns the text behind a split's rows, document by document; None where the rows aren't made of text."""
         del split

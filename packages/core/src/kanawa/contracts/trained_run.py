@@ -131,7 +131,7 @@ class TrainedRun(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, *, data: str | None = None) -> Evaluation:
-        """Returns the loss on the held-out split of the run's data, or of other data."""
+        """Returns the loss on the held-out split of the run's data, or of other data; of files all is read."""
 
     @abc.abstractmethod
     def engine(self, **fields: Any) -> Any:

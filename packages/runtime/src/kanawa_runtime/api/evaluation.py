@@ -8,22 +8,27 @@ from kanawa_runtime.train.batches import check_vocabulary
 from kanawa_runtime.train.evaluate import Evaluator
 
 
-def evaluated(opened: OpenedRun, name: str, *, checks_vocabulary: bool) -> Evaluation:
-    """Returns the evaluation on the held-out split of the opened run's data.
+def evaluated(opened: OpenedRun, name: str, *, checks_vocabulary: bool, whole: bool = False) -> Evaluation:
+    """Returns the evaluation on the held-out split of the opened run's data, or on the `whole` of it.
 
-    Raises UsageError where nothing is held out, and with `checks_vocabulary` where data has ids that the model hasn't.
+    With `--set data.split=NAME` it is that split. Raises UsageError where nothing is held out, and with
+    `checks_vocabulary` where data has ids that the model hasn't.
     """
     cfg = opened.composition.config
     problem = check_vocabulary(opened.trainer.source, cfg.model.vocab_size) if checks_vocabulary else ""
     if problem:
         raise UsageError(problem)
+    # What is named is meant: a split by --set, or files, of which all is read.
+    is_split = any(change.startswith(("data.split=", "data.source.split=")) for change in opened.composition.changes)
+    inner = cfg.data.source if "source" in cfg.data.fields() else cfg.data
+    source = opened.trainer.source.once(inner.split if is_split else None) if is_split or whole else None
     program = opened.trainer.programs(opened.environment)["eval_step"]
     with opened.environment.active():
-        scores = Evaluator(cfg, program).evaluate(opened.params, opened.state)
+        scores = Evaluator(cfg, program, source=source).evaluate(opened.params, opened.state)
     if scores is None:
         message = (
             f"the data of {name} has no held-out split to evaluate on; name other data: 'mytext/**/*.txt', or an "
-            "experiment"
+            "experiment, or a split with --set data.split=train"
         )
         raise UsageError(message)
     return Evaluation(name, opened.step, scores["loss"], scores.get("nats_per_byte"), scores)

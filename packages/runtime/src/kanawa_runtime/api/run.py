@@ -15,6 +15,7 @@ from kanawa.status import stage, stages_shown
 from kanawa_runtime.api.evaluation import evaluated
 from kanawa_runtime.api.generation import TOKENS, Prompts, generated
 from kanawa_runtime.checkpoint.layout import EVENTS
+from kanawa_runtime.data.other_data import reads_files
 from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.process import prepare_process
@@ -170,13 +171,15 @@ class Run(TrainedRun):
         return generated(self.opened(), prompts, settings.get("max_tokens", TOKENS), sampling, every)
 
     def evaluate(self, *, data: str | None = None) -> Evaluation:
-        """Returns the loss on the held-out split of the run's data, or of `data`."""
+        """Returns the loss on the held-out split of the run's data, or of `data`; of files all is read."""
         if data is None:
             opened = self.opened(with_batches=True)
         else:
             opened = self._open(with_batches=True, data=data)
         with stages_shown(), stage("evaluating"):
-            return evaluated(opened, str(self.directory), checks_vocabulary=(data or self._data) is not None)
+            named = data or self._data
+            whole = named is not None and reads_files(named)
+            return evaluated(opened, str(self.directory), checks_vocabulary=named is not None, whole=whole)
 
     def engine(self, **fields: Any) -> LLMEngine:
         """Returns a started serving engine; `fields` are those of its config, such as `max_sequences`."""

@@ -60,6 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="resume from this checkpoint of the run, not the newest; later ones are set aside, not deleted",
     )
+    parser.add_argument(
+        "--eval-data", action="append", metavar="[NAME=]DATA", help="evaluate on this as well, all of it; repeatable"
+    )
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     parser.add_argument(
         "--profile",
@@ -153,6 +156,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
 
     from kanawa_runtime.api.train import training_loop
     from kanawa_runtime.commands.gang import join_gang, prepare_gang
+    from kanawa_runtime.data.other_data import evaluation_sets
     from kanawa_runtime.process import prepare_process
     from kanawa_runtime.storage.place import check_place
 
@@ -174,6 +178,8 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
         asked = experiment(
             args.experiment, on=args.on or local_target(), modify=args.modify, set=args.set, data=args.data
         )
+        if args.eval_data:
+            asked = experiment(asked, set=[("evaluation.sets", evaluation_sets(asked.config, args.eval_data))])
     check()
     return training_loop(
         asked,

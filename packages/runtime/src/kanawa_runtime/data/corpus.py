@@ -50,12 +50,9 @@ class Corpus(Configurable):
     @functools.cached_property
     def _splits(self) -> dict[Split, list[Document]]:
         one_in = self.config.validation_one_in
-        if one_in == 1:
-            message = f"validation_one_in={one_in} leaves no training text: give 0 (none held out) or 2 and more"
-            raise CorpusError(message)
         documents = list(self._documents)
-        if one_in == 0:
-            return {"train": documents, "validation": []}
+        if one_in < 2:
+            return {"train": [] if one_in else documents, "validation": documents if one_in else []}
         if len(documents) == 1:
             train, held_out = cut_document(documents[0], one_in)
             return {"train": [train], "validation": [held_out]}
@@ -69,6 +66,9 @@ class Corpus(Configurable):
     def documents(self, split: Split) -> list[Document]:
         """Returns the documents of `split` in order; raises CorpusError if there are none."""
         chosen = self._splits[split]
+        if not chosen and self.config.validation_one_in == 1:
+            message = "validation_one_in=1 leaves no training text: give 0 (none held out) or 2 and more"
+            raise CorpusError(message)
         if not chosen:
             message = (
                 f"{self.describe()} has {len(self._documents)} document(s) and none in the {split} split "

@@ -98,7 +98,13 @@ class MaskedTokens(DataSource):
 
     def held_out(self) -> "MaskedTokens | None":
         """Returns the source's held-out rows with tokens of theirs hidden, the same ones at each evaluation."""
-        rows = self._source.held_out()
+        return self._hiding(self._source.held_out())
+
+    def once(self, split: Split | None = None) -> "MaskedTokens | None":
+        """Returns the source's rows of a split, or all, once, with tokens of theirs hidden."""
+        return self._hiding(self._source.once(split))
+
+    def _hiding(self, rows: DataSource | None) -> "MaskedTokens | None":
         return None if rows is None else self.config.clone().set(source=rows.config).build()
 
     def documents(self, split: Split) -> Iterable[bytes] | None:

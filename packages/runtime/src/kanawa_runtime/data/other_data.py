@@ -1,5 +1,7 @@
 """`--data`: the same experiment on other data, by name or by files; and the data of a model that came without any."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
 _RECORDS = frozenset({".jsonl", ".ndjson"})
+_NAMED = re.compile(r"([A-Za-z0-9_.-]+)=(.+)")
 _TEXTS = frozenset({".txt", ".text", ".md", ".rst", ".py"})
 
 
@@ -31,6 +34,33 @@ def names_files(text: str) -> bool:
     Names of experiments may have dots ("qwen3-0.6b"), and one may be the name of a folder here: ask the catalog first.
     """
     return is_pattern(text) or "/" in text or Path(text).suffix in _RECORDS | _TEXTS or Path(text).exists()
+
+
+def reads_files(text: str) -> bool:
+    """Returns whether `--data TEXT` is read from files: no catalogued experiment or source is called so."""
+    kinds = {state.kind for state in host().components() if state.name == text}
+    return not kinds & {"experiments", "data"} and names_files(text)
+
+
+def named_data(texts: Sequence[str]) -> dict[str, str]:
+    """Returns data by name, `NAME=DATA` or else the text itself; raises UsageError for a name used twice."""
+    named: dict[str, str] = {}
+    for text in texts:
+        match = _NAMED.fullmatch(text)
+        name, data = (match[1], match[2]) if match else (text, text)
+        if name in named:
+            message = f"two sets of data are called {name!r}; name each: NAME=DATA"
+            raise UsageError(message)
+        named[name] = data
+    return named
+
+
+def evaluation_sets(experiment: Config, texts: Sequence[str]) -> dict[str, DataSource.Config]:
+    """Returns what `evaluation.sets` gets of `--eval-data`."""
+    sets: dict[str, DataSource.Config] = {
+        name: on_other_data(experiment, text).data for name, text in named_data(texts).items()
+    }
+    return sets
 
 
 def own_corpus(pattern: str) -> Corpus.Config:

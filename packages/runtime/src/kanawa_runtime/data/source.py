@@ -127,7 +127,14 @@ class TextSource(DataSource):
         """Returns the validation split, once through in order; None where the corpus holds nothing out."""
         if self.config.corpus.validation_one_in == 0:
             return None
-        rows: TextSource = self.config.clone().set(split="validation", epochs=1, shuffle=False).build()
+        return self.once("validation")
+
+    def once(self, split: Split | None = None) -> "TextSource":
+        """Returns the rows of a split, or of all documents, once through in order."""
+        cfg = self.config.clone().set(split=split or "train", epochs=1, shuffle=False)
+        if split is None:
+            cfg.corpus.set(validation_one_in=0)
+        rows: TextSource = cfg.build()
         return rows
 
     def documents(self, split: Split) -> Iterator[bytes]:

@@ -11,13 +11,12 @@ from kanawa.module import count_parameters
 from kanawa_runtime.data.other_data import check_read_by_its_own, default_data, on_other_data
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import WarmupCosine
+from kanawa_runtime.runs.imported import row_length
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
 from kanawa_runtime.train.trainer import Trainer
 
 #: Enough to see a loss fall, and to measure speed.
 STEPS = 1000
-#: A step on a processor must end; an accelerator idles on less.
-_CPU_LENGTH, _LENGTH = 256, 2048
 #: Rows a device: mesh rules of chips with little memory cut a batch into four before they spread it.
 _ROWS_PER_DEVICE, _FEWEST_ROWS = 4, 8
 #: Trained weights move this much less than new ones.
@@ -61,7 +60,7 @@ class LanguageModelTemplate(ExperimentTemplate):
         on_cpu = platform in (None, "cpu")
         module = model.build()
         count = count_parameters(module).total
-        length = min(_CPU_LENGTH if on_cpu else _LENGTH, module.longest_sequence() or _LENGTH)
+        length = row_length(module, platform)
         peak = next(rate.peak for rate in _RATES if count <= rate.parameters)
         return Trainer.Config(
             model=cast(Model.Config, model),

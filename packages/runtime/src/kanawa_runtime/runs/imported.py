@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.plain import from_plain, is_tuned
 from kanawa.config import Config
-from kanawa.contracts import ModelStore, StoredModel
+from kanawa.contracts import Model, ModelStore, StoredModel
 from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 from kanawa.plugins import component, host
@@ -26,9 +26,17 @@ _OURS = "kanawa-runtime"
 #: Beyond it a parameter is as good as infinite: its square overflows fp32, and with it every norm and inner product.
 LARGEST_PARAMETER = 1e19
 _MOST_NAMED = 8
+#: A step on a processor must end; an accelerator idles on less.
+_CPU_LENGTH, _LENGTH = 256, 2048
 
 
-def imported_experiment(model: Config) -> Config:
+def row_length(model: Module, platform: str | None) -> int:
+    """Returns the tokens of a row for a model that came without an experiment."""
+    longest: int | None = model.longest_sequence() if isinstance(model, Model) else None
+    return min(_CPU_LENGTH if platform in (None, "cpu") else _LENGTH, longest or _LENGTH)
+
+
+def imported_experiment(model: Config, platform: str | None = None) -> Config:
     """Returns an experiment around a model that came without one: random tokens until someone sets `data`.
 
     Raises UsageError for a model that takes no tokens: there are no rows for it.
@@ -37,7 +45,8 @@ def imported_experiment(model: Config) -> Config:
         kind = type(model).__qualname__.removesuffix(".Config")
         message = f"{kind} takes no tokens, and runs are of models that do; use it from Python, see docs/encoders.md"
         raise UsageError(message)
-    data = component("data", f"{_OURS}:random-tokens").Config(sequence_length=128, vocab_size=model.vocab_size)
+    rows = {"sequence_length": row_length(model.build(), platform), "vocab_size": model.vocab_size}
+    data = component("data", f"{_OURS}:random-tokens").Config(**rows)
     experiment: Config = component("workloads", f"{_OURS}:trainer").Config(
         model=model, data=data, batch_size=8, steps=1
     )

@@ -80,7 +80,10 @@ def open_run(
     stored = stored_elsewhere(directory, step)
     if stored is None and not looks_like_run(directory):
         raise not_a_run(directory)
-    cfg = read_config(directory, OF_TRAINING).clone() if stored is None else imported_experiment(stored.config)
+    if stored is None:
+        cfg = read_config(directory, OF_TRAINING).clone()
+    else:
+        cfg = imported_experiment(stored.config, None if target is None else parse_target(target).device.platform)
     cfg.execution.set(mesh=None, strategies=())
     if serves:
         # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.

@@ -2,12 +2,14 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from kanawa.contracts import DataSource, Environment, Program
+from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 from kanawa.plugins import component
 
@@ -16,53 +18,95 @@ from kanawa_runtime.train.batches import global_batch, local_rows
 
 
 class Evaluator:
-    """Runs the compiled evaluation step over held-out rows; compiles on first use.
+    """Runs the compiled evaluation step over held-out rows, or over `source`; compiles on first use.
 
-    `on_kernels` then gets the kernels of its operations, which may differ from those of training.
+    `named` are further sets of rows, scored beside. `on_kernels` gets the kernels of its operations, which may differ
+    from those of training. Raises UsageError for a set whose rows the program can't take.
     """
 
     def __init__(
-        self, cfg: Any, program: Program, on_kernels: Callable[[tuple[KernelChoice, ...]], None] = lambda choices: None
+        self,
+        cfg: Any,
+        program: Program,
+        on_kernels: Callable[[tuple[KernelChoice, ...]], None] = lambda choices: None,
+        *,
+        source: DataSource | None = None,
+        named: Mapping[str, DataSource] | None = None,
     ) -> None:
         self.cfg = cfg
         self.program = program
         self.on_kernels = on_kernels
-        self.source: DataSource | None = cfg.seeded_data().build().held_out()
+        self.source: DataSource | None = cfg.seeded_data().build().held_out() if source is None else source
+        self.named = dict(named or {})
         self._compiled: Any = None
 
     def evaluate(
         self, params: Any, state: Any, limit: int | None = None, until: Callable[[], bool] = lambda: False
-    ) -> dict[str, float] | None:
-        """Returns `loss` in nats a token, `tokens`, and for text `nats_per_byte`, over at most `limit` batches.
+    ) -> dict[str, Any] | None:
+        """Returns `loss` in nats a token, `tokens`, `sequence_length`, for text `nats_per_byte`, of `limit` batches.
 
-        Ends early once `until()` holds after a batch. None without held-out data.
+        Those of the named sets are `sets`, {"name/loss": 2.3}; without held-out data the first of them stands for it.
+        Ends early once `until()` holds after a batch. None where there is nothing to evaluate on.
         """
-        if self.source is None:
-            return None
+        record = None if self.source is None else self._score(self.source, params, state, limit, until)
+        sets = {}
+        for name, source in self.named.items():
+            score = None if until() else self._score(source, params, state, limit, until)
+            if score is not None:
+                record = {**score, "data": name} if record is None else record
+                sets |= {f"{name}/{key}": value for key, value in score.items()}
+        return {**record, "sets": sets} if record is not None and sets else record
+
+    def _score(
+        self, source: DataSource, params: Any, state: Any, limit: int | None, until: Callable[[], bool]
+    ) -> dict[str, Any] | None:
+        abstract = self.program.abstract_args[2]
+        if source.packed != (abstract.segment_ids is not None):
+            kind = f"{type(source).__name__} is {'' if source.packed else 'not '}packed, other than the run's own data"
+            message = f"{kind}: one program evaluates both; name data of the same kind"
+            raise UsageError(message)
         if self._compiled is None:
             lowered = self.program.lower()
             self.on_kernels(lowered.kernels)
             self._compiled = lowered.compile()
-        abstract = self.program.abstract_args[2]
         rows = local_rows(abstract)
-        loader = self.cfg.loader.build(source=self.source, global_batch=self.cfg.batch_size, local_rows=rows)
+        loader = self.cfg.loader.build(source=source, global_batch=self.cfg.batch_size, local_rows=rows)
         total, num_bytes, report = None, 0.0, None
         with contextlib.closing(iter(loader)) as batches:
             for local in itertools.islice(batches, limit):
                 report = self._compiled(params, state, global_batch(local, abstract, rows))
                 values = np.asarray(report.values, np.float64)
                 total = values if total is None else total + values
-                num_bytes += self.source.target_bytes(local.target_ids, local.loss_weights) or 0.0
+                num_bytes += source.target_bytes(local.target_ids, local.loss_weights) or 0.0
                 if until():
                     break
         if report is None or total is None:
             return None
         nats, tokens = report.main_loss(total)
-        record = {"loss": nats / max(tokens, 1.0), "tokens": tokens}
+        record = {"loss": nats / max(tokens, 1.0), "tokens": tokens, "sequence_length": source.config.sequence_length}
         num_bytes = summed_over_hosts(num_bytes)
         if num_bytes:
             record["nats_per_byte"] = nats / num_bytes
         return record
+
+
+def named_sets(cfg: Any, tokenizer_file: Path | None) -> dict[str, DataSource]:
+    """Returns the sources of `evaluation.sets`, each read whole, by the run's tokenizer and in its length of rows.
+
+    Raises UsageError for one without an end.
+    """
+    sources: dict[str, DataSource] = {}
+    for name, data in cfg.evaluation.sets.items():
+        rows = data.seeded(cfg.seed).set(sequence_length=cfg.data.sequence_length)
+        if tokenizer_file is not None:
+            rows.set_tokenizer_file(str(tokenizer_file))
+        built = rows.build()
+        source = built.once() or built.held_out()
+        if source is None:
+            message = f"evaluation.sets: {name} has neither an end nor rows that are held out, so nothing can be scored"
+            raise UsageError(message)
+        sources[name] = source
+    return sources
 
 
 def trigram_nats_per_byte(source: DataSource) -> float | None:

@@ -1,18 +1,21 @@
 """How often a run evaluates and saves, and what it looks at meanwhile."""
 
 from kanawa.config import Config, Count, Positive, Size
+from kanawa.contracts import DataSource
 
 
 class EvaluationPolicy(Config):
     """Evaluates on the held-out split every `every_steps`, at most `max_batches` then, and at the end, `final_batches`.
 
-    None is all of it. `trigram_baseline` also scores a byte-trigram table, counted on the training text, at the end.
+    None is all of it. `sets` are scored beside it, each read whole and under its name. `trigram_baseline` also scores a
+    byte-trigram table, counted on the training text, at the end.
     """
 
     every_steps: Size = 100
     max_batches: Size | None = None
     final_batches: Size | None = None
     trigram_baseline: bool = False
+    sets: dict[str, DataSource.Config] = {}
 
 
 class DivergencePolicy(Config):

@@ -56,12 +56,17 @@ class Pace:
 
 
 def losses(record: Mapping[str, Any]) -> list[str]:
-    """Returns the record's loss, and reward and nats per byte where it has them."""
+    """Returns the record's loss, and reward, nats per byte and the other terms of the loss where it has them."""
     texts = [f"loss {float(record['loss']):.4f}"]
     if "reward" in record:
         texts.insert(0, f"reward {float(record['reward']):.4f}")
     if "nats_per_byte" in record:
         texts.append(f"{float(record['nats_per_byte']):.4f} nats/byte")
+    if "sequence_length" in record:
+        texts.append(f"over {float(record['tokens']):,.0f} tokens in rows of {record['sequence_length']}")
+    texts += [f"{name} {float(value):.4f}" for name, value in record.get("sets", {}).items() if name.endswith("/loss")]
+    for path in record.get("loss_terms", ()):
+        texts.append(f"{path.rpartition('.')[2]} {float(record['metrics'][path]):.4g}")
     return texts
 
 

@@ -23,7 +23,7 @@ from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 from kanawa_runtime.storage.place import shown_place
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.batches import check_vocabulary
-from kanawa_runtime.train.evaluate import Evaluator, Sampler, sampler_of
+from kanawa_runtime.train.evaluate import Evaluator, Sampler, named_sets, sampler_of
 from kanawa_runtime.train.init_from import InitFrom, matched
 from kanawa_runtime.train.outcome import shown
 from kanawa_runtime.train.program_record import KernelRecord, counted_hits, program_record
@@ -103,7 +103,13 @@ def start(attempt: Attempt) -> Started:
     seconds = time.perf_counter() - began
     journal.write("prepared", step=origin.step, origin=origin.kind, path=origin.path or None, seconds=seconds)
     due = restored is not None and bool(restored.data.get("evaluation_due"))
-    evaluator = Evaluator(cfg, programs["eval_step"], lambda choices: _record_kernels(attempt, kernels.add(choices)))
+    tokenizer = attempt.run.path / TOKENIZER
+    evaluator = Evaluator(
+        cfg,
+        programs["eval_step"],
+        lambda choices: _record_kernels(attempt, kernels.add(choices)),
+        named=named_sets(cfg, tokenizer if tokenizer.exists() else None),
+    )
     sampler = sampler_of(cfg.sample_prompt, attempt.trainer.model, attempt.trainer.source, where)
     rollouts = None
     if cfg.rollouts is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from kanawa.module import Loss, Metric, Outputs
+from kanawa.module import Last, Loss, Metric, Outputs
 
 from kanawa_runtime.runs.imported import LARGEST_PARAMETER
 
@@ -90,6 +90,23 @@ class StepReport:
             arrays += [jnp.asarray(leaf, jnp.float32).reshape(()) for leaf in leaves]
         values = jnp.stack(arrays) if arrays else jnp.zeros((0,), jnp.float32)
         return cls(values, Outputs(kernels=outputs.kernels), tuple(layout), outputs.primary_loss(), soundness)
+
+    @classmethod
+    def of_training(cls, outputs: Outputs, extra: Mapping[str, Metric], soundness: Soundness) -> "StepReport":
+        """Packs a training step: `loss` is the primary one, `total_loss` what was differentiated, if that differs."""
+        name, total = outputs.primary_loss(), Last(outputs.total_loss())
+        losses: dict[str, Metric] = {"loss": total}
+        if name is not None:
+            primary = outputs.losses[name]
+            is_all = len(outputs.losses) == 1 and isinstance(primary.coefficient, float) and primary.coefficient == 1.0
+            if not is_all:
+                losses = {"loss": Last(dataclasses.replace(primary, coefficient=1.0).value()), "total_loss": total}
+        return cls.of(outputs, {**losses, **extra}, soundness)
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """The names of the loss terms besides the primary one."""
+        return tuple(name for name, kind, _ in self.layout if kind is Loss and name != self.primary)
 
     def is_ready(self) -> bool:
         """Whether the device has finished the step."""

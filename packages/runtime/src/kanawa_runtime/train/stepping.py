@@ -186,7 +186,7 @@ class Stepper:
                 )
             if self._pacer is not None:
                 self._pacer.took(pending.step, own_seconds, seconds)
-        self._check(pending, loss)
+        self._check(pending, loss, numbers.get("total_loss", loss))
         if self._provisional is not None and pending.step > self._provisional:
             step, self._provisional = self._provisional, None
             try:
@@ -207,6 +207,8 @@ class Stepper:
             "seconds": seconds,
             **pending.figures,
         }
+        if pending.report.helpers:
+            fields["loss_terms"] = list(pending.report.helpers)
         if pending.num_bytes and pending.local_tokens:
             # A host knows the bytes of its own rows only; they stand for all.
             fields["nats_per_byte"] = nats / tokens * pending.local_tokens / pending.num_bytes
@@ -214,8 +216,9 @@ class Stepper:
         self._attempt.screen.step(self._attempt.journal.write("step", **fields, metrics=numbers))
         return seconds
 
-    def _check(self, pending: _Pending, loss: float) -> None:
-        """Raises DivergedError where the loss is not finite, or the step's result can't be trained on."""
+    def _check(self, pending: _Pending, primary: float, total: float) -> None:
+        """Raises DivergedError where a loss is not finite, or the step's result can't be trained on."""
+        loss = primary if math.isfinite(total) else total
         problem = pending.report.soundness.problem() if pending.report.soundness is not None else ""
         if self._rewinds > 0 and (problem or not math.isfinite(loss)):
             spoilt = f"the update of step {pending.step} spoilt {problem}"

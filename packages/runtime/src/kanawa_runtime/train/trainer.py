@@ -27,7 +27,7 @@ from kanawa.contracts import (
     Service,
     Workload,
 )
-from kanawa.module import Last, next_state, param_specs, state_specs
+from kanawa.module import next_state, param_specs, state_specs
 
 from kanawa_runtime.checkpoint import AutoCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
@@ -155,7 +155,7 @@ class Trainer(Workload):
         after = TrainState(before.step + 1, unflatten_paths(params), state, opt)
         new = {"params": params, "opt": opt, "state": flatten_paths(state)}
         soundness = Soundness.of(new, old | {"state": flatten_paths(before.state)})
-        return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics}, soundness)
+        return after, StepReport.of_training(outputs, metrics, soundness)
 
     def evaluated(self, params: Any, opt: dict[str, jax.Array]) -> Any:
         """Returns the parameters to evaluate and serve with; an averaging optimizer's differ from those it trains."""
