@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
+import tiny_lm
 from kanawa.contracts import Batch
 from kanawa.testing.data_source import DataSourceConformance
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
+from kanawa_runtime.experiments.checks import data_problems
 from kanawa_runtime.rollouts.advantages import centred, group_relative
 from kanawa_runtime.rollouts.maker import RolloutMaker, check_alone, rollout_of
 from kanawa_runtime.rollouts.prompts import Grouped, Question, question
@@ -68,6 +70,23 @@ def test_a_packed_row_asks_the_first_question_that_has_an_answer():
     weights = np.asarray([[0, 0, 0, 1, 0, 0, 1, 1, 0]], np.float32)
     # Neither what another sequence says nor what it is to be answered with.
     assert question(Batch(ids, targets, segments, segments, weights), 0) == ((3, 4), (5,))
+
+
+def test_a_row_of_text_has_no_question_unless_its_length_is_said():
+    ids, targets, segments = [[9, 1, 2, 3, 8, 1]], [[1, 2, 3, 8, 1, 2]], [[1, 1, 1, 1, 2, 2]]
+    batch = Batch(*map(np.asarray, (ids, targets, segments, segments)), np.ones((1, 6), np.float32))
+    with pytest.raises(kn.errors.UsageError, match=r"row 0 .* has no question.* set rollouts\.prompt_tokens=N"):
+        question(batch, 0)
+    assert question(batch, 0, 2) == ((9, 1), (2, 3, 8))
+    assert question(batch, 0, 9) == ((9, 1, 2, 3), (8,))
+
+
+@pytest.mark.parametrize("prompt_tokens", [None, 4])
+def test_grpo_on_text_is_refused_while_composing(prompt_tokens):
+    cfg = tiny_lm.tiny().set(data=RandomTokens.Config(sequence_length=16, vocab_size=64))
+    cfg.set(rollouts=Rollouts(reward=exact_match, new_tokens=4, prompt_tokens=prompt_tokens))
+    problems = [text for text in data_problems(cfg) if "have no question" in text]
+    assert len(problems) == (prompt_tokens is None)
 
 
 def test_two_rewards():

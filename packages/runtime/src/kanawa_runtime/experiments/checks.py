@@ -9,6 +9,8 @@ from kanawa.errors import KanawaError
 from kanawa_runtime.data.masked import MaskedTokens
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
+from kanawa_runtime.rollouts.prompts import NO_QUESTION
+from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.train.batches import check_vocabulary
 from kanawa_runtime.train.trainer import Trainer
 
@@ -21,7 +23,8 @@ def data_problems(config: Any) -> list[str]:
     kind = config.model._target
     if kind is None or not issubclass(kind, Model):
         return []
-    problems = [sentence for sentence in (_record(config, kind), _hiding(config, kind)) if sentence]
+    said = (_record(config, kind), _hiding(config, kind), _question(config))
+    problems = [sentence for sentence in said if sentence]
     if problems or not issubclass(kind, CausalLM | MaskedLM):
         return problems
     try:
@@ -42,6 +45,16 @@ def _record(config: Any, kind: type[Model]) -> str:
         f"model: {kind.__qualname__} learns from records of {kind.batch.__name__}, and the trainer's data sources make "
         "rows of tokens; train it from Python, as docs/your-own/experiment.md shows"
     )
+
+
+def _question(config: Any) -> str:
+    """Returns what is wrong where rollouts would have one token for a prompt."""
+    rollouts = config.rollouts if "rollouts" in config.fields() else None
+    if not isinstance(rollouts, Rollouts) or rollouts.prompt_tokens is not None:
+        return ""
+    if not isinstance(config.data, TextSource.Config | RandomTokens.Config):
+        return ""
+    return f"rollouts: rows of {type(config.data).__qualname__.removesuffix('.Config')} have no question; {NO_QUESTION}"
 
 
 def _hiding(config: Any, kind: type[Model]) -> str:

@@ -28,6 +28,12 @@ def model_flops_utilization(run: RunData) -> float | None:
     return flops / (peak * chips * seconds)
 
 
+def utilization_text(share: float) -> str:
+    """Returns an MFU as a page shows it, with a remark where no device can have reached it."""
+    remark = "" if share <= 1.0 else " (above 100 %: the peak on record is too low, or steps were measured wrongly)"
+    return f"{share:.1%}{remark}"
+
+
 def utilization(runs: Runs, names: Names) -> str:
     """The MFU, with all that it is computed from; it says what isn't known rather than guess."""
     rows: list[list[str]] = []
@@ -45,7 +51,7 @@ def utilization(runs: Runs, names: Names) -> str:
     rows.append(["chips", *(_count(program, "chips") for program in programs)])
     rows.append(["a chip's peak FLOP/s", *(_peak(program) for program in programs)])
     shares = [model_flops_utilization(run) for run in runs]
-    rows.append(["MFU", *("not known" if share is None else f"{share:.1%}" for share in shares)])
+    rows.append(["MFU", *("not known" if share is None else utilization_text(share) for share in shares)])
     head = ["", *(names if len(runs) > 1 else [""])]
     note = f'<p class="note">{escape(_FORMULA)}</p>'
     return section("Use of the chips", card(note + table(head, rows)))

@@ -10,7 +10,7 @@ from kanawa_runtime.report.curves import MEMORY_FIELDS, loss_series, memory_curv
 from kanawa_runtime.report.goodput import drawn
 from kanawa_runtime.report.parts import card, figure, large, per_run, section, table, tile
 from kanawa_runtime.report.plot import HALF
-from kanawa_runtime.report.resources import model_flops_utilization
+from kanawa_runtime.report.resources import model_flops_utilization, utilization_text
 from kanawa_runtime.report.run_data import RunData, field_value
 from kanawa_runtime.serve.growing_text import visible
 from kanawa_runtime.train.screen import human_count, human_duration
@@ -46,7 +46,7 @@ def facts(run: RunData) -> dict[str, str]:
         figures["tokens a second (median)"] = human_count(statistics.median(rates))
     share = model_flops_utilization(run)
     if share is not None:
-        figures["MFU"] = f"{share:.1%}"
+        figures["MFU"] = utilization_text(share)
     tokens = sum(value for _, value in run.curve("tokens"))
     if tokens:
         figures["tokens seen"] = human_count(tokens)

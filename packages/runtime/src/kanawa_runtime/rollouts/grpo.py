@@ -15,7 +15,8 @@ class GRPO(kn.Modifier):
 
     DeepSeekMath, arXiv:2402.03300, section 4; with `dr` neither lengths nor deviations divide (Dr. GRPO,
     arXiv:2503.20783). `kl` is the coefficient of the divergence from the first parameters; 0 needs none of them. The
-    data stay: the prompt is what comes before a row's first weighted target. All else is under `rollouts` and
+    data stay: the prompt is what comes before a row's first weighted target, or its first `prompt_tokens` tokens, which
+    text needs. All else is under `rollouts` and
     `model.loss`.
     """
 
@@ -23,6 +24,7 @@ class GRPO(kn.Modifier):
         reward: Callable[..., Any] = kn.REQUIRED
         group_size: kn.Size = 8
         new_tokens: kn.Size = 64
+        prompt_tokens: kn.Size | None = None
         updates: kn.Size = 1
         kl: kn.NonNegative = 0.0
         dr: bool = False
@@ -37,6 +39,7 @@ class GRPO(kn.Modifier):
             raise ConfigError(message)
         rollouts = Rollouts(
             reward=own.reward, group_size=own.group_size, new_tokens=own.new_tokens, updates=own.updates,
+            prompt_tokens=own.prompt_tokens,
             reference=own.kl > 0, advantages=centred if own.dr else group_relative,
         )  # fmt: skip
         # By its name in the catalog: this package never imports the one that brings losses.

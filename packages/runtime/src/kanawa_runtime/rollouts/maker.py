@@ -63,7 +63,7 @@ class RolloutMaker(RolloutWriter):
         if step % self.config.updates and self._made is not None:
             return self._made
         began = time.perf_counter()
-        questions = [question(prompts, row) for row in range(len(prompts.input_ids))]
+        questions = [question(prompts, row, self.config.prompt_tokens) for row in range(len(prompts.input_ids))]
         self._check_lengths(questions)
         drawn = self.sampler.draw(
             params, state, [one.prompt for one in questions], self.config.new_tokens, self._stops, (self._seed, step)

@@ -6,6 +6,12 @@ import numpy as np
 from kanawa.config import Size
 from kanawa.contracts import Batch, DataSource
 from kanawa.contracts.tokenizer import Tokenizer
+from kanawa.errors import UsageError
+
+NO_QUESTION = (
+    "set rollouts.prompt_tokens=N to have the first N tokens of each row for its prompt, or take data whose rows weigh "
+    "their answers alone"
+)
 
 
 class Question(NamedTuple):
@@ -15,10 +21,11 @@ class Question(NamedTuple):
     answer: tuple[int, ...]
 
 
-def question(batch: Batch, row: int) -> Question:
+def question(batch: Batch, row: int, prompt_tokens: int | None = None) -> Question:
     """Returns the question in a row; of one without weighted targets all of it is the prompt.
 
-    Of rows that hold several sequences it is that of the first with a weighted target.
+    Of rows that hold several sequences it is that of the first with a weighted target. With `prompt_tokens` the prompt
+    is so many of its first tokens. Raises UsageError where every target is weighted: such a row has no question.
     """
     ids, targets = np.asarray(batch.input_ids[row]), np.asarray(batch.target_ids[row])
     segments = np.ones(ids.shape, np.int32) if batch.segment_ids is None else np.asarray(batch.segment_ids[row])
@@ -26,7 +33,17 @@ def question(batch: Batch, row: int) -> Question:
     if not weighted.size:
         return Question(tuple(ids[segments > 0].tolist()), ())
     own = segments == segments[weighted[0]]
-    before = np.arange(ids.size) <= weighted[0]
+    last = weighted[0]
+    if prompt_tokens is not None:
+        last = np.flatnonzero(own)[:prompt_tokens][-1]
+        weighted = weighted[weighted >= last]
+    elif own.argmax() == last and own[weighted].sum() == own.sum():
+        message = (
+            f"row {row} of the batch has no question: every token of it is to be learned, so that its first one alone "
+            f"would be the prompt; {NO_QUESTION}"
+        )
+        raise UsageError(message)
+    before = np.arange(ids.size) <= last
     return Question(tuple(ids[own & before].tolist()), tuple(targets[weighted[own[weighted]]].tolist()))
 
 

@@ -15,10 +15,10 @@ from kanawa_runtime.train.rollout_slot import RolloutConfig, RolloutWriter
 class Rollouts(RolloutConfig):
     """Has `group_size` completions of at most `new_tokens` written to each prompt, and rewards them.
 
-    A row's prompt ends before its first weighted target. `reward` is a function of a `Rollout`, `advantages` one of the
-    rewards of whole groups. Each batch of rollouts is trained on `updates` times. With `reference`, the divergence from
-    the first parameters can be held down: their log-probabilities come with the batch. `stop_ids` None are the
-    tokenizer's. Model, data and engine are in one process, on its mesh if it has one.
+    A row's prompt ends before its first weighted target, or after `prompt_tokens` tokens. `reward` is a function of a
+    `Rollout`, `advantages` one of the rewards of whole groups. Each batch is trained on `updates` times. With
+    `reference`, the divergence from the first parameters can be held down: their log-probabilities come with the batch.
+    `stop_ids` None are the tokenizer's. Model, data and engine are in one process, on its mesh if it has one.
     """
 
     PLACEMENT = ("engine",)
@@ -26,6 +26,7 @@ class Rollouts(RolloutConfig):
     reward: Callable[..., Any] = REQUIRED
     group_size: Size = 8
     new_tokens: Size = 64
+    prompt_tokens: Size | None = None
     updates: Size = 1
     reference: bool = False
     advantages: Callable[..., Any] = group_relative
@@ -75,6 +76,11 @@ class Rollouts(RolloutConfig):
         if batch_size % self.group_size:
             problems.append(
                 f"batch_size is {batch_size}, expected a multiple of rollouts.group_size ({self.group_size})"
+            )
+        if self.prompt_tokens is not None and self.prompt_tokens + self.new_tokens > length:
+            problems.append(
+                f"rollouts.prompt_tokens is {self.prompt_tokens} and rollouts.new_tokens {self.new_tokens}, but "
+                f"data.sequence_length is {length}, which has to hold both; raise it, or lower one of them"
             )
         if self.new_tokens >= length:
             problems.append(

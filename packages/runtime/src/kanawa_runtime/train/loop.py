@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import prepare
-from kanawa.contracts import Batch, CheckpointSaveError
+from kanawa.contracts import Batch, CausalLM, CheckpointSaveError
 from kanawa.errors import KanawaError
 
 from kanawa_runtime import faults
@@ -159,7 +159,10 @@ class _Running:
             # Before services end, which may take a while: a frozen bar would look like a hang.
             attempt.screen.close()
             attempt.journal.close()
-        for line in ending(outcome, self.command, attempt.trainer.source, attempt.config.sample_prompt):
+        source, prompt = attempt.trainer.source, attempt.config.sample_prompt
+        for line in ending(
+            outcome, self.command, source, prompt, generates=isinstance(attempt.trainer.model, CausalLM)
+        ):
             attempt.screen.say(line)
         return outcome
 

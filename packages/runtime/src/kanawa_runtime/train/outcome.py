@@ -72,20 +72,22 @@ def shown(path: Path | str) -> str:
     return text if relative.startswith("..") else relative
 
 
-def ending(outcome: Outcome, command: str, source: DataSource, prompt: str = "") -> Iterator[str]:
+def ending(
+    outcome: Outcome, command: str, source: DataSource, prompt: str = "", *, generates: bool = True
+) -> Iterator[str]:
     """Yields the lines of the end. `command` is what was typed, which resumes the run; of a run that is done, only
-    commands that its data can serve are named.
+    commands that its data can serve are named, and `generate` only where its model `generates`.
     """
     if outcome.kind == "done":
         run = shlex.quote(shown(outcome.run))
         yield f"done: {outcome.step} steps; {_saved(outcome)}"
+        asked = "--prompt-ids 1,2,3"
         if source.tokenizer is not None:
-            yield f"next: kanawa generate {run} --prompt {shlex.quote(prompt or 'Once upon a time')}"
-        else:
-            yield f"next: kanawa generate {run} --prompt-ids 1,2,3"
-        if source.held_out() is not None:
-            yield f"      kanawa eval {run}"
-        yield f"      kanawa report {run}"
+            asked = f"--prompt {shlex.quote(prompt or 'Once upon a time')}"
+        following = [f"kanawa generate {run} {asked}"] if generates else []
+        following += [f"kanawa eval {run}"] if source.held_out() is not None else []
+        for number, one in enumerate([*following, f"kanawa report {run}"]):
+            yield f"{'      ' if number else 'next: '}{one}"
         return
     after = f"after step {outcome.step}" if outcome.step or outcome.saved else "before the first step"
     yield f"stopped by {outcome.signal} {after}; {_saved(outcome)}"

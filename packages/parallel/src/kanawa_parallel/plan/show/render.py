@@ -93,11 +93,12 @@ def _verdict(r: Report) -> str:
     if r.step_seconds and between and r.tokens_per_second and r.mfu is not None:
         known = r.published_error
         beside = "" if known is None else f"; published {r.published_seconds} s, error {known:+.1%}"
+        over = "" if r.mfu <= 1.0 else " (above 100 %: the device's figures are too low)"
         cost = r.cost_per_million_tokens
         money = "" if cost is None else f"; {cost:.3g} {r.currency} per million tokens"
         lines += [
             f"{format_seconds(r.step_seconds)} ({format_seconds(between[0])} to {format_seconds(between[1])}) a step, "
-            f"{format_count(r.tokens_per_second)} tokens/s, MFU {r.mfu:.1%}, {r.binds} binds{beside}{money}",
+            f"{format_count(r.tokens_per_second)} tokens/s, MFU {r.mfu:.1%}{over}, {r.binds} binds{beside}{money}",
             f"  MFU = {r.mfu_formula}",
             f"  {r.calibration['said']}",
             f"  at the figures' own best {format_seconds(r.estimated_seconds)}, "
