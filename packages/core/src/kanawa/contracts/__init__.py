@@ -46,6 +46,7 @@ from kanawa.contracts.sequences import Sequences as Sequences
 from kanawa.contracts.sequences import token_of_each_row as token_of_each_row
 from kanawa.contracts.services import Run as Run
 from kanawa.contracts.services import Service as Service
+from kanawa.contracts.services import Steer as Steer
 from kanawa.contracts.storage import Lease as Lease
 from kanawa.contracts.storage import LeaseHeldError as LeaseHeldError
 from kanawa.contracts.storage import LeaseLostError as LeaseLostError
