@@ -7,11 +7,7 @@ import dataclasses
 import functools
 import inspect
 import operator
-            members = [member.visible(q, k, q_segments, k_segments, prefix, divide) for member in group]
-            limits = [member for member in members if member is not None]
-            # None allows everything, and so does a group with one such mask.
-            if len(limits) == len(members):
-                result = _both(result, functools.reduce(operator.or_, limits))
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax

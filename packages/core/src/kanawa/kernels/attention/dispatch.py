@@ -108,7 +108,11 @@ def attention(
         # Two words of whatever the key's implementation is, so that kernels need to know none.
         words = jax.random.bits(dropout_key, (2,), jnp.uint32)
         operands |= {"dropout_key": words, **dropout_ids(problem)}
-    problem, operands = _with_enough_key_heads(problem, operands)
+    return _attend(*_with_enough_key_heads(problem, operands))
+
+
+def _attend(problem: AttentionProblem, operands: dict[str, Any]) -> jax.Array:
+    """Returns the output by the plan's strategy for split sequences, else by the best kernel."""
     strategy = current_plan().distributed_over_shards("attention")
     out: jax.Array | None = None if strategy is None else strategy.through(problem, operands)
     if out is None:
