@@ -8,8 +8,8 @@ import kanawa.plugins
 FOLDER = Path(kanawa.plugins.__file__).parent
 #: From records to host. A function-level import is still a dependency: it only hides a cycle until it is called.
 ORDER = (
-    *("records", "schedules", "kinds", "discovery", "states", "catalog", "specs", "backend", "startup"),
-    *("manager", "fillers", "devices"),
+    *("records", "schedules", "discovery", "states", "kinds", "catalog", "specs", "backend", "startup"),
+    *("manager", "fillers", "devices", "fault"),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from kanawa.composition.blame import blamed
 from kanawa.composition.config_checks import Problems, checked_model
 from kanawa.composition.mesh_fit import fit_mesh
-from kanawa.composition.mesh_rules import find_rule
+from kanawa.composition.mesh_rules import find_rule, provenance
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
 from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
@@ -162,5 +162,5 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, A
         cfg, rule = fit_mesh(cfg, model, rule, target)
     with rewriting():
         for name, values in rule.modifiers:
-            cfg = apply_modifier(cfg, name, dict(values), "mesh rule")
+            cfg = apply_modifier(cfg, name, dict(values), "mesh rule", provenance(rule), rule.distribution)
     return cfg, rule, model

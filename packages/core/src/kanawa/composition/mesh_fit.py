@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kanawa.composition.config_checks import count_problems
+from kanawa.composition.mesh_rules import provenance
 from kanawa.composition.modifiers import apply_modifier
 from kanawa.composition.target import Target
 from kanawa.config import Config
 from kanawa.plugins import MeshRule
+from kanawa.plugins.discovery import CORE
 
 #: Axes that may give way to `data`, the first to give way first: a shard of a parameter is the cheapest to enlarge.
 _GIVING_WAY = ("fsdp", "tensor")
@@ -23,7 +25,8 @@ def fit_mesh(cfg: Config, model: Any, rule: MeshRule, target: Target) -> tuple[C
     """
     best, fewest, mesh = cfg, math.inf, rule.mesh
     for axes in _meshes(rule.mesh, target):
-        candidate = apply_modifier(cfg.clone(), "mesh", {"axes": axes, "dcn_axes": dict(rule.dcn)}, "mesh rule")
+        arguments = {"axes": axes, "dcn_axes": dict(rule.dcn)}
+        candidate = apply_modifier(cfg.clone(), "mesh", arguments, "mesh rule", provenance(rule), CORE)
         count = count_problems(candidate, model, target)
         if count < fewest:
             best, fewest, mesh = candidate, count, axes

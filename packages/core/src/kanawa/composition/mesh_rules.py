@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 from kanawa.composition.rule_file import VARIABLE, user_rules
 from kanawa.composition.target import Target
-from kanawa.errors import TargetError
+from kanawa.errors import TargetError, did_you_mean
 from kanawa.plugins import MeshRule, host
+from kanawa.plugins.devices import device_specs
 
 
 def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
@@ -15,7 +17,12 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
     None for a single device without a rule. A fitting rule of the user's own file wins over all installed ones.
     Raises TargetError where several devices are asked for and no installed rule fits.
     """
-    rules = [rule for _, offered_rules in host().collect("kanawa_mesh_rules") for rule in offered_rules]
+    rules = [
+        dataclasses.replace(rule, distribution=plugin.partition(":")[0])
+        for plugin, offered_rules in host().collect("kanawa_mesh_rules")
+        for rule in offered_rules
+    ]
+    _warn_of_unknown_devices([*rules, *user_rules()])
     own = [rule for rule in user_rules() if fits(rule, target, num_parameters)]
     fitting = own or [rule for rule in rules if fits(rule, target, num_parameters)]
     if fitting:
@@ -32,6 +39,23 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
         "and the target's backend"
     )
     raise TargetError(message)
+
+
+def provenance(rule: MeshRule) -> str:
+    """Returns which rule it is and who offers it, for origins and messages."""
+    if not rule.distribution:
+        return rule.name
+    return f"{rule.name} of {rule.distribution} {host().installed().get(rule.distribution, '')}".strip()
+
+
+def _warn_of_unknown_devices(rules: Iterable[MeshRule]) -> None:
+    """Warns of devices in rules that no plugin describes: the rule never fits them."""
+    known = {spec.name for spec in device_specs().values()}
+    for rule in rules:
+        for name in rule.devices:
+            if name not in known:
+                near = did_you_mean(name, known)
+                host().warn(f"mesh rule {provenance(rule)} is for a device {name!r} that no plugin describes{near}")
 
 
 def fits(rule: MeshRule, target: Target, num_parameters: int) -> bool:

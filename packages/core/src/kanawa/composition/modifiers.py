@@ -38,9 +38,9 @@ def _split(text: str) -> list[str]:
     return [p for p in [*parts, text[start:]] if p]
 
 
-def configured(name: str, values: Mapping[str, Any]) -> Modifier:
+def configured(name: str, values: Mapping[str, Any], asker: str = "") -> Modifier:
     """Returns the catalogued modifier with its fields set; text values are parsed by the field's type."""
-    kind = component("modifiers", name)
+    kind = component("modifiers", name, asker)
     if not (isinstance(kind, type) and issubclass(kind, Modifier)):
         message = f"modifier {name!r} is {kind!r}, which is not a subclass of kanawa.Modifier"
         raise ConfigError(message)
@@ -59,11 +59,17 @@ def configured(name: str, values: Mapping[str, Any]) -> Modifier:
         raise
 
 
-def apply_modifier(cfg: Config, name: str, values: Mapping[str, Any], stage: str) -> Config:
-    """Returns `cfg` rewritten by the named modifier; errors say which modifier was at work."""
+def apply_modifier(
+    cfg: Config, name: str, values: Mapping[str, Any], stage: str, detail: str = "", asker: str = ""
+) -> Config:
+    """Returns `cfg` rewritten by the named modifier; errors say which modifier was at work.
+
+    `detail` says of origins what more there is to say than the name; `asker` is whose data has the name, if no user
+    wrote it.
+    """
     try:
-        modifier = configured(name, values)
-        with origin(stage, name), blamed(modifier.config, f"modifier {name!r}"):
+        modifier = configured(name, values, asker)
+        with origin(stage, ", ".join(filter(None, (name, detail)))), blamed(modifier.config, f"modifier {name!r}"):
             rewritten = modifier(cfg)
     except KanawaError as error:
         error.add_note(f"while applying modifier {name!r}")

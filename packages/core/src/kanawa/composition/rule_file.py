@@ -64,7 +64,7 @@ def user_rules() -> list[MeshRule]:
 
 
 def _rule(table: dict[str, Any], where: str) -> MeshRule:
-    names = [field.name for field in fields(MeshRule)]
+    names = [field.name for field in fields(MeshRule) if field.compare]
     for name in table:
         if name not in names:
             message = f"{where}: a mesh rule has no {name!r}{did_you_mean(name, names)}"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from kanawa.errors import TargetError, did_you_mean
 from kanawa.plugins import DeviceSpec, host
 from kanawa.plugins.catalog import missing_packages
-from kanawa.plugins.devices import device_spec_of_kind, device_specs
+from kanawa.plugins.devices import ambiguous_device, device_spec_of_kind, device_specs
 
 logger = logging.getLogger(__name__)
 
-_SELECTOR = re.compile(r"(?P<name>[a-z][a-z0-9_]*?)(?:-(?P<count>[0-9]+)(?:x(?P<slices>[0-9]+))?)?")
+_SELECTOR = re.compile(r"(?P<name>(?:[a-z0-9._-]+:)?[a-z][a-z0-9_]*?)(?:-(?P<count>[0-9]+)(?:x(?P<slices>[0-9]+))?)?")
 _FORM = "expected DEVICE, DEVICE-COUNT or DEVICE-COUNTxSLICES, such as cpu-8, v5p-512, v6e-256x4"
 #: Ten times the largest machine there is.
 _MOST_DEVICES = 1_000_000
@@ -91,7 +91,9 @@ def local_target() -> str | None:
         return None
     if spec is not None:
         chips = max(1, count // spec.jax_devices_per_chip)
-        return f"{spec.name}-{chips * spec.cores_per_unit}"
+        # A name that another plugin claims too is written distribution:name.
+        name = next(name for name, one in device_specs().items() if one == spec)
+        return f"{name}-{chips * spec.cores_per_unit}"
     logger.warning(
         "no installed backend describes device %r (%s); running without its mesh rules and compiler options; "
         "`kanawa doctor` says which package would",
@@ -163,6 +165,9 @@ def _device(text: str, name: str) -> DeviceSpec:
     specs = device_specs()
     if name in specs:
         return specs[name]
+    claimants = [key.partition(":")[0] for key in specs if key.endswith(f":{name}")]
+    if claimants:
+        raise TargetError(ambiguous_device(name, claimants))
     lines = [f"unknown device {name!r} in target {text!r}{did_you_mean(name, specs)}"]
     installed = host().installed()
     backends = {key.partition(":")[0] for key, _ in host().collect("kanawa_device_specs")}

@@ -180,7 +180,7 @@ def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "
 def _loaded(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "Verdict"]:
     """Returns a kernel that may be asked about problems here, or None and why not."""
     # A name that two distributions offer is in conflict, but each can be loaded and pinned by its full key.
-    if not state.state.usable and state.state != "conflict":
+    if not state.state.usable:
         return None, refuse(f"{state.state}: {state.reason}")
     try:
         kernel = _instance(state.key, state.value)

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from kanawa.errors import INTERRUPTIONS, PluginError, UnknownNameError, did_you_mean
-from kanawa.plugins.discovery import CORE, normalise, packages_by_extra
-from kanawa.plugins.states import ComponentState, Failure, State
+from kanawa.plugins.discovery import CORE, normalise, own_packages, packages_by_extra
+from kanawa.plugins.states import SKIP_VARIABLE, ComponentState, Failure, State
 from kanawa.status import stage
 
 
@@ -31,12 +31,14 @@ class Catalog:
         """Returns all components, or one kind's, sorted by kind, name and distribution."""
         return [state for state in self._states if kind in (None, state.kind)]
 
-    def load(self, kind: str, name: str) -> Any:
+    def load(self, kind: str, name: str, asker: str = "") -> Any:
         """Returns the object called `name`, or `distribution:name` where several claim the name.
 
+        `asker` is the distribution whose code or data has the name, if no user wrote it: of several claimants its own
+        is meant, else the one of Kanawa's packages.
         Raises UnknownNameError if nothing is called so, PluginError if it can't be used.
         """
-        position = self._position(kind, name)
+        position = self._position(kind, name, asker)
         if position not in self._objects:
             state = self._states[position]
             try:
@@ -51,6 +53,11 @@ class Catalog:
                 self._states[position] = replace(state, state=State.LOADED)
         return self._objects[position]
 
+    def spelled(self, kind: str, name: str, asker: str) -> str:
+        """Returns what to write for the component that `asker` means by a name: `distribution:name` in a conflict."""
+        state = self._states[self._position(kind, name, asker)]
+        return state.key if state.state is State.CONFLICT else state.name
+
     def locate(self, component: object) -> ComponentState | None:
         """Returns the component that an object is, even if it was imported by other means."""
         for position, loaded in self._objects.items():
@@ -61,7 +68,7 @@ class Catalog:
         value = f"{getattr(component, '__module__', '')}:{getattr(component, '__qualname__', '')}"
         return next((state for state in self._states if state.value == value), None)
 
-    def _position(self, kind: str, name: str) -> int:
+    def _position(self, kind: str, name: str, asker: str) -> int:
         distribution, _, bare = name.rpartition(":")
         claimants = {
             position: state
@@ -73,9 +80,12 @@ class Catalog:
             raise UnknownNameError(self._unknown(kind, name))
         in_conflict = any(state.state is State.CONFLICT for state in claimants.values())
         if in_conflict and (not distribution or len(claimants) > 1):
-            raise PluginError(_ambiguous(kind, bare, claimants.values()))
+            meant = _meant(claimants, asker)
+            if meant is None:
+                raise PluginError(ambiguous(claimants.values()))
+            return meant
         # In conflict only with a distribution named: without one the line above has raised.
-        usable = [p for p, s in claimants.items() if s.state.usable or s.state is State.CONFLICT]
+        usable = [p for p, s in claimants.items() if s.state.usable]
         if not usable:
             raise PluginError("\n".join(_unusable(state) for state in claimants.values()))
         return usable[0]
@@ -128,10 +138,21 @@ def missing_packages(installed: Collection[str]) -> list[str]:
 
 def _unusable(state: ComponentState) -> str:
     where = f"{state.distribution} {state.version}"
-    return f"{state.kind} component {state.name!r} of {where} is {state.state}: {state.reason}"
+    advice = f"; {SKIP_VARIABLE}={state.key} leaves it out" if state.state is State.BROKEN else ""
+    return f"{state.kind} component {state.name!r} of {where} is {state.state}: {state.reason}{advice}"
 
 
-def _ambiguous(kind: str, name: str, claimants: Iterable[ComponentState]) -> str:
-    claims = sorted(f"{state.key} ({state.version}, {state.value})" for state in claimants)
-    message = f"{kind} component {name!r} is claimed more than once: {', '.join(claims)}"
-    return f"{message}; say which, as distribution:{name}, or uninstall one"
+def _meant(claimants: Mapping[int, ComponentState], asker: str) -> int | None:
+    """Returns which of several claimants the code or data of `asker` means by a bare name; None where it's unclear."""
+    candidates = {p: s.distribution for p, s in claimants.items() if s.state is State.CONFLICT and asker}
+    own = [position for position, distribution in candidates.items() if distribution == asker]
+    ours = [position for position, distribution in candidates.items() if distribution in own_packages()]
+    return next((group[0] for group in (own, ours) if len(group) == 1), None)
+
+
+def ambiguous(claimants: Iterable[ComponentState]) -> str:
+    """Returns the message for components that claim one name, with the ways to choose."""
+    states = sorted(claimants, key=lambda state: (state.distribution not in own_packages(), state.key, state.value))
+    claims = ", ".join(f"{state.key} ({state.version}, {state.value})" for state in states)
+    message = f"{states[0].label} {states[0].name!r} is claimed more than once: {claims}"
+    return f"{message}; say which, as distribution:{states[0].name}, or leave one out: {SKIP_VARIABLE}={states[-1].key}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from collections import defaultdict
+from collections.abc import Sequence
 
-from kanawa.errors import PluginError
+from kanawa.plugins.discovery import own_packages
 from kanawa.plugins.manager import host
 from kanawa.plugins.records import DeviceSpec
+from kanawa.plugins.states import SKIP_VARIABLE
 
 #: JAX's name, platform and kind of the device of a process without an accelerator.
 OWN = "cpu"
@@ -19,19 +21,31 @@ _MEMORY_IF_UNKNOWN = 8 * 2**30
 def device_specs() -> dict[str, DeviceSpec]:
     """Returns every known device by name: what plugins contribute, and `own_device` where none describes it.
 
-    Raises PluginError if two plugins describe one name.
+    A name that several plugins describe stands for none of them; each is there as `distribution:name`.
     """
-    specs_by_name = {OWN: own_device()}
-    describers = defaultdict(list)
+    described: defaultdict[str, dict[str, DeviceSpec]] = defaultdict(dict)
     for plugin, specs in host().collect("kanawa_device_specs"):
         for spec in specs:
-            describers[spec.name].append(plugin)
-            specs_by_name[spec.name] = spec
-    twice = [f"{name!r} by {' and '.join(by)}" for name, by in describers.items() if len(by) > 1]
-    if twice:
-        message = f"devices are described more than once: {', '.join(twice)}; uninstall one"
-        raise PluginError(message)
+            described[spec.name][plugin.partition(":")[0]] = spec
+    specs_by_name = {OWN: own_device()}
+    for name, by in described.items():
+        # Kanawa's own come first: they are what JAX's kinds of device mean.
+        claimants = sorted(by, key=lambda distribution: distribution not in own_packages())
+        agree = all(by[distribution] == by[claimants[0]] for distribution in claimants)
+        if agree or name == OWN:
+            specs_by_name[name] = by[claimants[0]]
+        if not agree:
+            specs_by_name |= {f"{distribution}:{name}": by[distribution] for distribution in claimants}
+            host().warn(ambiguous_device(name, claimants))
     return specs_by_name
+
+
+def ambiguous_device(name: str, claimants: Sequence[str]) -> str:
+    """Returns the message for a device that several distributions describe, with the ways to choose."""
+    return (
+        f"device {name!r} is described more than once: by {' and '.join(claimants)}; write {claimants[0]}:{name}, "
+        f"or leave one out: {SKIP_VARIABLE}={claimants[-1]}"
+    )
 
 
 def device_spec_of_kind(device_kind: str) -> DeviceSpec | None:

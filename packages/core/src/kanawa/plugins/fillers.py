@@ -44,7 +44,7 @@ def _fills(state: ComponentState, kind: Kind, role: type) -> bool:
     if not state.state.usable:
         return False
     try:
-        component = host().load(state.kind, state.name)
+        component = host().load(state.kind, state.key)
     except KanawaError:
         return False  # It is broken or in conflict: `kanawa list` says so, this error is about something else.
     if not isinstance(component, type):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kanawa.errors import PluginError
+from kanawa.plugins.discovery import CORE
 from kanawa.plugins.records import Kind
+from kanawa.plugins.states import SKIP_VARIABLE
 
 _LAYERS, _PARALLEL, _RUNTIME, _TOOLS = "kanawa-layers", "kanawa-parallel", "kanawa-runtime", "kanawa-kernel-tools"
 _CALLABLE = "collections.abc:Callable"
@@ -61,20 +62,19 @@ CORE_KINDS = (
 )
 
 
-def merge_kinds(contributed: Iterable[tuple[str, Iterable[Kind]]]) -> dict[str, Kind]:
-    """Returns core's kinds and those that plugins declare (plugin's name, its kinds), by name.
+def merge_kinds(contributed: Iterable[tuple[str, Iterable[Kind]]]) -> tuple[dict[str, Kind], list[str]]:
+    """Returns core's kinds and those that plugins declare (plugin's name, its kinds), by name; and what clashes.
 
-    Raises PluginError where two declare one name differently.
+    Where two declare one name differently, core's holds, else that of the plugin that is called first.
     """
     kinds = {kind.name: kind for kind in CORE_KINDS}
-    declared_by = dict.fromkeys(kinds, "kanawa")
+    declared_by, clashes = dict.fromkeys(kinds, CORE), []
     for plugin, offered in contributed:
         for kind in offered:
             if kinds.setdefault(kind.name, kind) != kind:
-                message = (
+                clashes.append(
                     f"{declared_by[kind.name]} and {plugin} declare kind {kind.name!r} differently: "
-                    f"{kinds[kind.name]} and {kind}; uninstall one, or let one rename its group"
+                    f"{kinds[kind.name]} and {kind}; the first one holds; {SKIP_VARIABLE}={plugin} leaves the other out"
                 )
-                raise PluginError(message)
             declared_by.setdefault(kind.name, plugin)
-    return kinds
+    return kinds, clashes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kanawa.config import connect_catalog
 from kanawa.errors import INTERRUPTIONS, KanawaError, PluginError
-from kanawa.plugins.catalog import Catalog
+from kanawa.plugins.catalog import Catalog, ambiguous
 from kanawa.plugins.discovery import Provider, discover
 from kanawa.plugins.kinds import merge_kinds
 from kanawa.plugins.records import Kind
@@ -28,6 +28,7 @@ from kanawa.plugins.states import (
     Failure,
     State,
     mark_conflicts,
+    misspelt,
     parse_skip,
     refused_code,
 )
@@ -50,6 +51,7 @@ class _Running:
     catalog: Catalog
     refused: dict[str, str]  # top-level package, or "module:object", to why a config may not import it
     observer_failures: Counter[str] = field(default_factory=Counter)
+    warned: set[str] = field(default_factory=set)
 
 
 class PluginHost:
@@ -77,12 +79,19 @@ class PluginHost:
         return self._start().catalog.states(kind)
 
     def kinds(self) -> dict[str, Kind]:
-        """Returns core's kinds of component and those that plugins declare, by name; raises PluginError on a clash."""
-        return merge_kinds(self.collect("kanawa_kinds"))
+        """Returns core's kinds of component and those that plugins declare, by name; warns of a clash."""
+        kinds, clashes = merge_kinds(self.collect("kanawa_kinds"))
+        for clash in clashes:
+            self.warn(clash)
+        return kinds
 
-    def load(self, kind: str, name: str) -> Any:
+    def load(self, kind: str, name: str, asker: str = "") -> Any:
         """Returns a catalogued object, importing it now; see `Catalog.load`."""
-        return self._start().catalog.load(kind, name)
+        return self._start().catalog.load(kind, name, asker)
+
+    def spelled(self, kind: str, name: str, asker: str) -> str:
+        """Returns what to write for the component that a distribution means by a name; see `Catalog.load`."""
+        return self._start().catalog.spelled(kind, name, asker)
 
     def locate(self, component: object) -> ComponentState | None:
         """Returns the component that an object is, or None."""
@@ -113,7 +122,7 @@ class PluginHost:
         running = self._start()
         # A component in conflict can still be selected, so its distribution takes part.
         states = [*running.plugins.values(), *running.catalog.states()]
-        usable = {state.distribution for state in states if state.state.usable or state.state is State.CONFLICT}
+        usable = {state.distribution for state in states if state.state.usable}
         return {name: v for name, v in running.versions.items() if name in usable}
 
     def plugin_set_digest(self) -> str:
@@ -142,6 +151,12 @@ class PluginHost:
                     raise
                 except BaseException as error:
                     _observer_failed(running, key, hook, error)
+
+    def warn(self, line: str) -> None:
+        """Logs a warning about plugins, each only once."""
+        if line not in (warned := self._start().warned):
+            warned.add(line)
+            _log.warning("%s", line)
 
     def register(self, plugin: object, name: str) -> None:
         """Adds a plugin object of the user's own, as distribution "local"; `refresh` keeps it.
@@ -197,10 +212,16 @@ class PluginHost:
             for key, contributed in dynamic
             for component in contributed
         ]
-        components = mark_conflicts(components)
+        kinds, _ = merge_kinds(self._collect(manager, plugins, "kanawa_kinds", {}))
+        components = mark_conflicts([misspelt(state, kinds) for state in components])
         # One line for a broken distribution, not one more for each of its fifty components.
         said = {s.distribution for s in plugins.values() if s.state.bad}
-        _report(s for s in components if s.state is State.CONFLICT)
+        claims: dict[tuple[str, str], list[ComponentState]] = {}
+        for state in components:
+            if state.state is State.CONFLICT:
+                claims.setdefault((state.kind, state.name), []).append(state)
+        for claimants in claims.values():
+            _log.warning("%s", ambiguous(claimants))
         _report(_one_each(s for s in components if s.distribution not in said))
         versions = {provider.name: provider.version for provider in providers}
         refused = refused_code([*plugins.values(), *components])
@@ -213,13 +234,12 @@ class PluginHost:
         hook: str,
         arguments: dict[str, Any],
     ) -> list[tuple[str, Any]]:
-        from kanawa.plugins.startup import check_contribution, implementations
+        from kanawa.plugins.startup import checked_contribution, implementations
 
         results = []
         for key, call in implementations(manager, hook, arguments):
             try:
-                result = call()
-                check_contribution(hook, result)
+                result = checked_contribution(hook, call())
             except INTERRUPTIONS:
                 raise
             except BaseException as error:
@@ -250,11 +270,12 @@ def _one_each(states: Iterable[ComponentState]) -> list[ComponentState]:
 def _observer_failed(running: _Running, key: str, hook: str, error: BaseException) -> None:
     running.observer_failures[key] += 1
     count = running.observer_failures[key]
+    plugin = f"plugin {key} {running.plugins[key].version}"
     if count == 1:
-        _log.warning("plugin %s failed in %s", key, hook, exc_info=error)
+        _log.warning("%s failed in %s; %s=%s leaves it out", plugin, hook, SKIP_VARIABLE, key, exc_info=error)
     if count == OBSERVER_FAILURES_ALLOWED:
         reason = f"no longer observes: failed {count} times, last in {hook}: {error}"
-        _log.warning("plugin %s %s", key, reason)
+        _log.warning("%s %s", plugin, reason)
         running.plugins[key] = replace(running.plugins[key], reason=reason)
 
 
@@ -276,9 +297,9 @@ def set_host(new: PluginHost | None) -> PluginHost | None:
     return old
 
 
-def component(kind: str, name: str) -> Any:
-    """Returns the catalogued object, importing it now; see `Catalog.load` for names and errors."""
-    return host().load(kind, name)
+def component(kind: str, name: str, asker: str = "") -> Any:
+    """Returns the catalogued object, importing it now; see `Catalog.load` for names, `asker` and errors."""
+    return host().load(kind, name, asker)
 
 
 # Config comes before plugins and can't import them: this is what it calls before it imports what a path names.

@@ -231,6 +231,7 @@ class MeshRule:
         dcn: mesh axis to size between slices; one may be -1, meaning the number of slices.
         modifiers: catalogued modifiers to apply, as (name, arguments).
         priority: the highest matching priority wins.
+        distribution: whose plugin offers it, which the host fills in; empty for a rule of the user's own file.
     """
 
     name: str
@@ -245,6 +246,7 @@ class MeshRule:
     dcn: Mapping[str, int] = field(default_factory=dict, hash=False)
     modifiers: tuple[tuple[str, Mapping[str, Any]], ...] = field(default=(), hash=False)
     priority: int = 0
+    distribution: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Refuses a mesh with two free axes or a size of zero; raises ValueError."""

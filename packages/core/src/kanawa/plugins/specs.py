@@ -40,7 +40,7 @@ PROJECT = "kanawa"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-# What each hook without arguments contributes; the host checks it.
+# What hooks list; the host checks it.
 CONTRIBUTIONS: dict[str, type] = {
     "kanawa_kinds": Kind,
     "kanawa_components": Component,
@@ -53,6 +53,7 @@ CONTRIBUTIONS: dict[str, type] = {
     "kanawa_recorded_cycles": RecordedCycles,
     "kanawa_doctor": Finding,
     "kanawa_compile_cache_key": str,
+    "kanawa_config_checks": str,
 }
 
 # --- discovery ------------------------------------------------------------------------

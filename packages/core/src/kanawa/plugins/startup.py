@@ -165,11 +165,14 @@ def _spec_names(manager: PluginManager) -> set[str]:
     return {name for name, caller in callers.items() if caller.has_spec()}
 
 
-def check_contribution(hook: str, result: object) -> None:
-    """Raises TypeError if a hook that lists records gave anything else."""
+def checked_contribution(hook: str, result: Any) -> Any:
+    """Returns a hook's result, one text as a list; raises TypeError if a hook that lists records gave anything else."""
     record = specs.CONTRIBUTIONS.get(hook)
     if record is None or result is None:
-        return
+        return result
+    if record is str and isinstance(result, str):
+        return [result]
     if not isinstance(result, (list, tuple)) or not all(isinstance(r, record) for r in result):
         message = f"must return a list of {record.__name__}, got {result!r:.200}"
         raise TypeError(message)
+    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import traceback
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -26,8 +27,8 @@ class State(StrEnum):
 
     @property
     def usable(self) -> bool:
-        """True for what is loaded or can be."""
-        return self in (State.AVAILABLE, State.LOADED)
+        """True for what is loaded or can be: what is in conflict, by its full name."""
+        return self in (State.AVAILABLE, State.LOADED, State.CONFLICT)
 
     @property
     def bad(self) -> bool:
@@ -66,7 +67,8 @@ class ComponentState:
         return "plugin" if self.kind == PLUGIN_KIND else f"{self.kind} component"
 
     def __str__(self) -> str:
-        return f"{self.label} {self.key} {self.version} is {self.state}: {self.reason}"
+        advice = f"; {SKIP_VARIABLE}={self.key} leaves it out" if self.state is State.BROKEN else ""
+        return f"{self.label} {self.key} {self.version} is {self.state}: {self.reason}{advice}"
 
     def broken(self, failure: Failure, hook: str = "") -> ComponentState:
         """Returns the state after a failure, in `hook` if that is where it happened."""
@@ -84,9 +86,10 @@ class Failure:
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
         """Returns the failure of a caught exception."""
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        text = "".join(traceback.format_exception(error))
-        return cls(f"{type(error).__name__}: {first_line}", text)
+        lines = str(error).strip().splitlines() or [""]
+        # pluggy names plugin and hook in the first line, and says in the last one what doesn't fit.
+        reason = f"{lines[0]}: {lines[-1]}" if type(error).__name__ == "PluginValidationError" else lines[0]
+        return cls(f"{type(error).__name__}: {reason}", "".join(traceback.format_exception(error)))
 
 
 def first_states(providers: Iterable[Provider], skip: Collection[str]) -> list[ComponentState]:
@@ -100,16 +103,36 @@ def first_states(providers: Iterable[Provider], skip: Collection[str]) -> list[C
     return states
 
 
+def misspelt(state: ComponentState, kinds: Collection[str]) -> ComponentState:
+    """Returns the state of a component, broken if its kind is none and looks like another one.
+
+    Other unknown kinds stay: the package that reads them may not be installed.
+    """
+    near = difflib.get_close_matches(state.kind, kinds, n=1, cutoff=0.85)
+    if state.kind in kinds or not near:
+        return state
+    return state.broken(
+        Failure(f"nothing reads the entry-point group kanawa.{state.kind}; did you mean kanawa.{near[0]}?")
+    )
+
+
 def mark_conflicts(states: Sequence[ComponentState]) -> list[ComponentState]:
-    """Sets the state of every claimant of a name that is claimed more than once to `conflict`."""
-    claims: defaultdict[tuple[str, str], list[ComponentState]] = defaultdict(list)
+    """Sets the state of every claimant of a name that is claimed more than once to `conflict`.
+
+    Nobody asks for a plugin module by its name: only two of one distribution are in conflict.
+    """
+
+    def claim(state: ComponentState) -> tuple[str, str, str]:
+        return (state.kind, state.name, state.distribution if state.kind == PLUGIN_KIND else "")
+
+    claims: defaultdict[tuple[str, str, str], list[ComponentState]] = defaultdict(list)
     for state in states:
         # Skipping one of two claimants is how a user settles a conflict.
         if state.state is not State.SKIPPED:
-            claims[state.kind, state.name].append(state)
+            claims[claim(state)].append(state)
     marked = []
     for state in states:
-        others = [other for other in claims[state.kind, state.name] if other is not state]
+        others = [other for other in claims[claim(state)] if other is not state]
         if others and state.state.usable:
             names = sorted({f"{other.key} ({other.value})" for other in others})
             state = replace(state, state=State.CONFLICT, reason=f"also {', '.join(names)}")

@@ -13,15 +13,12 @@ import jax
 import numpy as np
 from kanawa.contracts import Batch, DataSource, RolloutBatch
 from kanawa.errors import KanawaError
-from kanawa.guarded_read import guarded_bytes
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.agreement import is_primary, shared_text
 from kanawa_runtime.runs.run_directory import LEFT_OUT
 from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
-
-_MOST_BYTES = 2**24
 
 
 class DataReadError(KanawaError):
@@ -105,9 +102,7 @@ class LeftOut:
 def read_left_out(run: Path) -> LeftOut:
     """Returns a run's list, as its first process reads it. All processes call. Raises OSError, ValueError."""
     path = run / LEFT_OUT
-    own = '{"batches": [], "returns": 0}'
-    if is_primary() and path.exists():
-        own = guarded_bytes(path, run, most=_MOST_BYTES).decode()
+    own = path.read_text() if is_primary() and path.exists() else '{"batches": [], "returns": 0}'
     record = json.loads(shared_text(own))
     return LeftOut(tuple((int(first), int(last)) for first, last in record["batches"]), int(record["returns"]))
 

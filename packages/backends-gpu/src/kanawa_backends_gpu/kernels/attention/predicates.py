@@ -1,6 +1,7 @@
 """Which of a mask's registered predicates can be computed inside a Pallas kernel."""
 
-from kanawa.kernels.masks import MaskSpec, unfit
+from kanawa.kernels.masks import MaskSpec
+from kanawa.kernels.predicates import unfit
 
 #: Primitives of integer and boolean arithmetic that Pallas lowers to Triton, element by element.
 _ELEMENTWISE = frozenset(

@@ -1,6 +1,7 @@
 """Which of a mask's registered predicates can be computed inside a Pallas kernel for TPUs."""
 
-from kanawa.kernels.masks import MaskSpec, unfit
+from kanawa.kernels.masks import MaskSpec
+from kanawa.kernels.predicates import unfit
 
 #: Primitives of arithmetic that Mosaic lowers element by element for v5e to v7x (libtpu 0.0.52), integer division too.
 _ELEMENTWISE = frozenset(

@@ -79,7 +79,7 @@ def _origin(state: ComponentState) -> str:
 
 def _what(state: ComponentState) -> str:
     """Returns the line about a component, or why it can't be used."""
-    return summary(state) if state.state.usable else f"{state.state}: {state.reason}"
+    return f"{state.state}: {state.reason}" if state.reason else summary(state)
 
 
 COMMAND = Command(
