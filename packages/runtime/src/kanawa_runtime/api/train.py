@@ -13,6 +13,7 @@ from kanawa_runtime.api.run import Run
 from kanawa_runtime.experiments.folders import run_and_start
 from kanawa_runtime.process import prepare_process
 from kanawa_runtime.storage.place import check_place
+from kanawa_runtime.train.batches import asked_to_leave_out
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
 from kanawa_runtime.train.terminal import screen_here
@@ -58,6 +59,7 @@ def training_loop(
     steps: int | None,
     init_from: str | Path | None,
     from_step: int | None,
+    leave_out: str | None = None,
     screen: Screen,
     owns_process: bool,
     command: str = "",
@@ -76,6 +78,7 @@ def training_loop(
             steps=steps,
             initial=initial,
             from_step=from_step,
+            leave_out=None if leave_out is None else asked_to_leave_out(leave_out),
             screen=screen,
             owns_process=owns_process,
             command=command,

@@ -63,6 +63,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eval-data", action="append", metavar="[NAME=]DATA", help="evaluate on this as well, all of it; repeatable"
     )
+    parser.add_argument(
+        "--leave-out", metavar="A:B", help="train on no batch from A to B, counted from 1, from now on; kept in the run"
+    )
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     parser.add_argument(
         "--profile",
@@ -187,6 +190,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
         steps=args.steps,
         init_from=args.init_from,
         from_step=args.from_step,
+        leave_out=args.leave_out,
         screen=screen,
         owns_process=True,
         command=_typed(),

@@ -66,7 +66,7 @@ class Attempt:
     """A prepared composition in its directory, with those who record, save, show and watch for signals.
 
     `total` is the count of updates to reach, `initial` a folder to take the first parameters from,
-    `from_step` a committed step to resume from instead of the newest.
+    `from_step` a committed step to resume from instead of the newest, `leave_out` batches to leave out from now on.
     """
 
     prepared: Prepared
@@ -79,6 +79,7 @@ class Attempt:
     total: int
     initial: Path | None = None
     from_step: int | None = None
+    leave_out: tuple[int, int] | None = None
 
     @property
     def config(self) -> Any:

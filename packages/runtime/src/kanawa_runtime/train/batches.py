@@ -5,6 +5,7 @@ function of the step and of this list, so that a run that is resumed sees the ro
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from kanawa.contracts import Batch, DataSource, RolloutBatch
-from kanawa.errors import KanawaError
+from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.agreement import is_primary, shared_text
@@ -81,15 +82,19 @@ class LeftOut:
         return number
 
     def with_steps(self, after: int, until: int) -> "LeftOut":
-        """Returns this without the batches of the updates `after + 1` to `until` as well."""
-        new = (self.batch_of(after), self.batch_of(until - 1))
+        """Returns this without the batches of the updates `after + 1` to `until` as well, after one more return."""
+        new = self.with_batches(self.batch_of(after), self.batch_of(until - 1))
+        return LeftOut(new.ranges, self.returns + 1)
+
+    def with_batches(self, first: int, last: int) -> "LeftOut":
+        """Returns this without these batches as well."""
         merged: list[tuple[int, int]] = []
-        for first, last in sorted([*self.ranges, new]):
-            if merged and first <= merged[-1][1] + 1:
-                merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        for begin, end in sorted([*self.ranges, (first, last)]):
+            if merged and begin <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:
-                merged.append((first, last))
-        return LeftOut(tuple(merged), self.returns + 1)
+                merged.append((begin, end))
+        return LeftOut(tuple(merged), self.returns)
 
     def included(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
         """Yields the batches, of which the first has this number, but for those that are left out."""
@@ -97,6 +102,16 @@ class LeftOut:
             if not any(first <= number <= last for first, last in self.ranges):
                 yield batch
             number += 1
+
+
+def asked_to_leave_out(text: str) -> tuple[int, int]:
+    """Returns the first and last batch of `--leave-out 16:21`, from 0; raises UsageError."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        message = f"--leave-out {text}: expected FIRST:LAST, batches counted from 1, such as 16:21"
+        raise UsageError(message)
+    return first - 1, last - 1
 
 
 def read_left_out(run: Path) -> LeftOut:

@@ -57,6 +57,18 @@ class Evaluator:
                 sets |= {f"{name}/{key}": value for key, value in score.items()}
         return {**record, "sets": sets} if record is not None and sets else record
 
+    def loss_of(self, items: Mapping[str, Any], batch: Any) -> float:
+        """Returns the loss a token of one global batch, with the `params` and `state` of a checkpoint."""
+        nats, tokens = self._program()(items["params"], items["state"], batch).main_loss()
+        return float(nats / max(tokens, 1.0))
+
+    def _program(self) -> Any:
+        if self._compiled is None:
+            lowered = self.program.lower()
+            self.on_kernels(lowered.kernels)
+            self._compiled = lowered.compile()
+        return self._compiled
+
     def _score(
         self, source: DataSource, params: Any, state: Any, limit: int | None, until: Callable[[], bool]
     ) -> dict[str, Any] | None:
@@ -65,16 +77,13 @@ class Evaluator:
             kind = f"{type(source).__name__} is {'' if source.packed else 'not '}packed, other than the run's own data"
             message = f"{kind}: one program evaluates both; name data of the same kind"
             raise UsageError(message)
-        if self._compiled is None:
-            lowered = self.program.lower()
-            self.on_kernels(lowered.kernels)
-            self._compiled = lowered.compile()
+        program = self._program()
         rows = local_rows(abstract)
         loader = self.cfg.loader.build(source=source, global_batch=self.cfg.batch_size, local_rows=rows)
         total, num_bytes, report = None, 0.0, None
         with contextlib.closing(iter(loader)) as batches:
             for local in itertools.islice(batches, limit):
-                report = self._compiled(params, state, global_batch(local, abstract, rows))
+                report = program(params, state, global_batch(local, abstract, rows))
                 values = np.asarray(report.values, np.float64)
                 total = values if total is None else total + values
                 num_bytes += source.target_bytes(local.target_ids, local.loss_weights) or 0.0

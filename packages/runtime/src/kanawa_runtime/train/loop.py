@@ -46,8 +46,9 @@ class Loop:
     """One attempt at a run, from opening its directory to the last event.
 
     `steps` is how far to go (see `run_length`), `initial` a folder to take the first parameters from, `from_step` the
-    committed step to resume from (None: the newest), `command` what a person would type to resume. A second Ctrl-C ends
-    the process if the loop `owns_process`; else it raises KeyboardInterrupt.
+    committed step to resume from (None: the newest), `leave_out` batches, from 0, to take no more, `command` what a
+    person would type to resume. A second Ctrl-C ends the process if the loop `owns_process`; else it raises
+    KeyboardInterrupt.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Loop:
         steps: int | None = None,
         initial: Path | None = None,
         from_step: int | None = None,
+        leave_out: tuple[int, int] | None = None,
         screen: Screen | None = None,
         command: str = "",
         owns_process: bool = True,
@@ -69,6 +71,7 @@ class Loop:
             self.screen.say(length.remark)
         self.initial = initial
         self.from_step = from_step
+        self.leave_out = leave_out
         self.owns_process = owns_process
         self.command = command or f"kanawa train {composition.name} --run {shlex.quote(shown(directory))}"
         services = [service.build() for service in composition.config.services]
@@ -107,6 +110,7 @@ class Loop:
                 self.total,
                 self.initial,
                 self.from_step,
+                self.leave_out,
             )
             running = _Running(attempt, self.command)
             stop.on_first = running.stopping

@@ -108,36 +108,55 @@ def _saved(outcome: Outcome) -> str:
 _MILDER = "lower the learning rate, lengthen the warm-up, or clip harder in a new run"
 
 
-def advice(step: int, *, began: int, dropped: int | None, steps: list[int], run: Path) -> str:
+def advice(
+    step: int,
+    *,
+    began: int,
+    dropped: int | None,
+    steps: list[int],
+    run: Path,
+    culprits: str = "",
+    batches: tuple[int, int] | None = None,
+) -> str:
     """Returns what follows "the loss at step N is nan; ".
 
     The attempt that `step` went wrong in began at step `began`; `dropped` is the save that waited for this step, and
-    `steps` are those that are committed.
+    `steps` are those that are committed. `culprits` says which rows are at fault; `batches` are the first since the
+    newest checkpoint and that of the step, from 1.
     """
     place = shlex.quote(shown(run))
+    without = ""
+    if batches is not None:
+        span = f"{batches[1]}" if culprits or batches[0] == batches[1] else f"{batches[0]}:{batches[1]}"
+        without = f"kanawa train {place} --leave-out {span}"
     mend = f"{_MILDER}, which may start from this one's weights (--init-from {place})"
     if step in steps:
         # Saved, so a step from it was sound: only an evaluation that a signal had put off finds fault with it now.
-        older = [kept for kept in steps if kept < step]
-        back = f", or go back to an older one: kanawa train {place} --from-step {older[-1]}" if older else ""
         return (
             f"checkpoint {step} is kept, since the step after it was sound. Look at the held-out data and at what only "
-            f"evaluation computes{back}"
+            f"evaluation computes{_older(place, steps, step)}"
         )
-    if step == began + 1 and began in steps:
+    if step == began + 1 and began in steps and not culprits:
         # A sound step followed when it was saved: other versions or hardware did that, or this machine is at fault.
-        older = [kept for kept in steps if kept < began]
-        back = f", or go back to an older one: kanawa train {place} --from-step {older[-1]}" if older else ""
+        leave = f"leave out its batch ({without}), or " if without else ""
         return (
             f"nothing of this step is saved. It began with checkpoint {began}, which was sound when it was saved: run "
-            f"the command again to see whether it repeats{back}. If it does, {mend}"
+            f"the command again to see whether it repeats{_older(place, steps, began)}. If it does, {leave}{mend}"
         )
     nor = "" if dropped is None else f", nor the state of step {dropped}, which leads to it"
     kept = f"nothing of this step is saved{nor}, and every earlier checkpoint is intact ({steps or 'none yet'}). "
+    if culprits:
+        newest = f"from step {steps[-1]}, its optimizer and data position included," if steps else "from the beginning"
+        return f"{kept}{culprits}. To resume {newest} without that batch: {without}"
     if not steps:
         return f"{kept}Unless the data or the first parameters are at fault, {_MILDER}"
+    leave = f"To resume from it without the batches since: {without} (--set divergence.rewinds=1 does so by itself). "
     return (
-        f"{kept}Step {steps[-1]} is good: the step after it was sound. To resume from it: "
-        f"kanawa train {place} --from-step {steps[-1]}. It comes to the same end unless the machine was at fault: "
-        f"{mend}"
+        f"{kept}Step {steps[-1]} is good: the step after it was sound. {leave if without else ''}With them, "
+        f"kanawa train {place} --from-step {steps[-1]} comes to the same end unless the machine was at fault: {mend}"
     )
+
+
+def _older(place: str, steps: list[int], than: int) -> str:
+    older = [kept for kept in steps if kept < than]
+    return f", or go back to an older one: kanawa train {place} --from-step {older[-1]}" if older else ""

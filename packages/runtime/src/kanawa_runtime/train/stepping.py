@@ -19,12 +19,13 @@ from typing import Any
 import jax
 import numpy as np
 from kanawa.contracts import Batch, CheckpointSaveError
-from kanawa.errors import KanawaError
+from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
 from kanawa_runtime.exit_codes import STOPPED
 from kanawa_runtime.train.attempt import Attempt
-from kanawa_runtime.train.batches import global_batch, local_rows, read_left_out, write_left_out
+from kanawa_runtime.train.batches import LeftOut, global_batch, local_rows, read_left_out, write_left_out
+from kanawa_runtime.train.culprit import culprits
 from kanawa_runtime.train.outcome import advice
 from kanawa_runtime.train.replicas import ReplicaCheck
 from kanawa_runtime.train.start import Started
@@ -81,7 +82,10 @@ class Stepper:
         self._batch: Batch | None = None
         self._provisional: int | None = None
         self._finished = 0.0
+        self._evaluator = started.evaluator
         self.left_out = read_left_out(attempt.run.path)
+        if attempt.leave_out is not None:
+            self.left_out = self._leaving_out(*attempt.leave_out)
         divergence = attempt.config.divergence
         self._rewinds = divergence.rewinds - self.left_out.returns
         self._return: RewoundError | None = None
@@ -90,6 +94,22 @@ class Stepper:
         self._idleness = Idleness()
         self._pacer = _pacer(attempt)
         self._replicas = _replica_check(attempt, started)
+
+    def _leaving_out(self, first: int, last: int) -> LeftOut:
+        """Leaves out batches from now on; raises UsageError for those that the state has learned from."""
+        before, after, step = self.left_out, self.left_out.with_batches(first, last), self.step
+        if step and before.batch_of(step - 1) != after.batch_of(step - 1):
+            back = next(earlier for earlier in range(step) if before.batch_of(earlier) != after.batch_of(earlier))
+            message = (
+                f"--leave-out: batch {max(first, before.batch_of(back)) + 1} was learned from before step {step}; go "
+                f"back in the same command, with --from-step {back} or an earlier step that is saved"
+            )
+            raise UsageError(message)
+        if after.ranges != before.ranges:
+            write_left_out(self._attempt.run.path, after)
+            self._attempt.journal.write("left_out", batches=after.ranges)
+            self._attempt.screen.say(f"batches {first + 1} to {last + 1} are left out from now on")
+        return after
 
     @property
     def has_stepped(self) -> bool:
@@ -165,7 +185,7 @@ class Stepper:
     def check_evaluation(self, loss: float) -> None:
         """Raises NonFiniteLossError where the held-out loss of the state is NaN, although all its arrays are finite."""
         if math.isnan(loss):
-            message = f"the held-out loss after step {self.step} is {loss}; {self._advice(self.step)}"
+            message = f"the held-out loss after step {self.step} is {loss}; {self._advice(self.step, by_batch=False)}"
             raise NonFiniteLossError(message)
 
     def _finish(self, pending: _Pending | None) -> None:
@@ -265,18 +285,23 @@ class Stepper:
         with self._attempt.sections.within("save"), contextlib.suppress(CheckpointSaveError):
             self._attempt.checkpoints.wait()
 
-    def _advice(self, step: int) -> str:
-        """Returns the checkpoints that remain and what to do, after `step` failed."""
+    def _advice(self, step: int, *, by_batch: bool = True) -> str:
+        """Returns the checkpoints that remain and what to do, after `step` failed; `by_batch` if its batch may have."""
         # What is being saved counts among what is kept, once it is there; a save that fails has an event of its own.
         # One that waited for this step is dropped.
         self._wait_for_the_save()
         dropped, self._provisional = self._provisional, None
+        # Their memory is for the parameters of a checkpoint, with which rows are tried.
+        del self.state
+        steps, number = self._attempt.checkpoints.steps(), self.left_out.batch_of(step - 1)
         return advice(
             step,
             began=self._origin.step,
             dropped=dropped,
-            steps=self._attempt.checkpoints.steps(),
+            steps=steps,
             run=self._attempt.run.path,
+            culprits=culprits(self._attempt, self._evaluator, number) if by_batch else "",
+            batches=(self.left_out.batch_of(steps[-1] if steps else 0) + 1, number + 1) if by_batch else None,
         )
 
 

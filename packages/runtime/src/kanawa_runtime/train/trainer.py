@@ -67,6 +67,8 @@ class Trainer(Workload):
             "loader",
             "services",
             "health",
+            # What is done about a bad batch has to be settable on the run that met it.
+            "divergence",
             # `--set steps=N` spans the schedule anew, and is recorded as a change.
             "steps",
         )
