@@ -11,21 +11,27 @@ from kanawa.cli.scaffold.package import load_kind, package_files
 from kanawa.errors import UsageError
 from kanawa.plugins.kinds import CORE_KINDS
 
+#: Groups that somebody reads: those of core's kinds, plugin modules, and kanawa-runtime's texts.
+READ = {*(kind.name for kind in CORE_KINDS), "plugins", "corpora"}
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_entry_points_name_what_was_written(kind):
     files = package_files(plugin_names("my-part"), kind)
     project = tomllib.loads(files["pyproject.toml"])["project"]
-    extras = "[train]" if kind == "experiment" else ""
+    extras = "[train]" if kind in ("experiment", "model", "loss", "corpus") else ""
     assert f"kanawa{extras}>=0.1,<0.4" in project["dependencies"]
     tests = tomllib.loads(files["pyproject.toml"])["dependency-groups"]["test"]
     assert any("kernel-tools" in need for need in tests) == (kind == "kernel")
     for group, points in project["entry-points"].items():
-        assert group.removeprefix("kanawa.") in {kind.name for kind in CORE_KINDS}
+        assert group.removeprefix("kanawa.") in READ
         for name, value in points.items():
             module, _, attribute = value.partition(":")
             tree = ast.parse(files[f"src/{module.replace('.', '/')}.py"])
-            assert attribute in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+            defined = {getattr(node, "name", "") for node in tree.body}
+            assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+            defined |= {target.id for node in assigned for target in node.targets}
+            assert attribute in defined or group == "kanawa.plugins"
             assert "my-part" in name
     assert all("$" not in text for text in files.values())
     ast.parse(files["tests/test_conformance.py"])
@@ -39,6 +45,8 @@ def test_entry_points_name_what_was_written(kind):
         ("a--b", "try 'a-b'"),
         ("é", "expected small letters"),
         ("class", "a word of Python"),
+        ("json", "a module of Python's standard library, so its package can't be imported; try 'my-json'"),
+        ("jax", "is that of another package here; choose another, such as 'my-jax'"),
         ("kanawa", "one of Kanawa's own"),
     ],
 )
@@ -54,6 +62,12 @@ def test_an_existing_folder_is_left_alone(tmp_path, capsys):
     assert main(["new", "plugin", "my-layer", "--into", str(tmp_path)]) == 2
     assert "exists already" in capsys.readouterr().err
     assert readme.read_text() == "mine"
+
+
+def test_sources_of_data_have_two_names(tmp_path):
+    for kind in ("data", "source"):
+        assert main(["new", "plugin", f"my-{kind}", "--kind", kind, "--into", str(tmp_path)]) == 0
+        assert "kanawa.data" in (tmp_path / f"my-{kind}" / "pyproject.toml").read_text()
 
 
 def test_an_unknown_kind_lists_the_known(tmp_path, capsys):
@@ -91,4 +105,4 @@ def test_bad_publishers_are_refused_before_anything_is_written(tmp_path, capsys,
 def test_no_kind_is_offered_without_somebody_who_looks_it_up():
     for kind in KINDS:
         for group in load_kind(kind).entry_points:
-            assert group in {kind.name for kind in CORE_KINDS}, f"new plugin --kind {kind} writes what nobody reads"
+            assert group in READ, f"new plugin --kind {kind} writes what nobody reads"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import keyword
 import re
+import sys
 from dataclasses import dataclass
 
 from kanawa.errors import UsageError
+from kanawa.plugins import host
 
 _FORM = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 DEFAULT_LICENSE = "Apache-2.0"
@@ -40,11 +43,15 @@ def plugin_names(text: str) -> Names:
         message = f"plugin name {text!r}: expected small letters, digits and single hyphens, such as 'my-layer'{hint}"
         raise UsageError(message)
     names = Names(text)
-    if keyword.iskeyword(names.package):
-        message = f"plugin name {text!r} is a word of Python and can't be imported; try 'my-{text}'"
+    if keyword.iskeyword(names.package) or names.package in sys.stdlib_module_names:
+        what = "a word of Python" if keyword.iskeyword(names.package) else "a module of Python's standard library"
+        message = f"plugin name {text!r} is {what}, so its package can't be imported; try 'my-{text}'"
         raise UsageError(message)
     if _OURS.fullmatch(text):
         message = f"plugin name {text!r} is one of Kanawa's own distributions; choose another, such as 'my-layer'"
+        raise UsageError(message)
+    if importlib.util.find_spec(names.package) is not None and text not in host().installed():
+        message = f"plugin name {text!r} is that of another package here; choose another, such as 'my-{text}'"
         raise UsageError(message)
     return names
 
