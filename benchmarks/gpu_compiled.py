@@ -12,8 +12,7 @@ from pathlib import Path
 
 from kanawa.composition.target import parse_target
 from kanawa.plugins import component
-from kanawa_backends_gpu.ptxas import resident_blocks
-from kanawa_backends_gpu.schedule import Compiled, compiled_half
+from kanawa_backends_gpu.schedule import Compiled, compiled_half, resident_blocks
 from kanawa_backends_gpu.target_config import SILICON
 from kanawa_backends_gpu.topology import missing_wheels
 from kanawa_kernel_tools.schedules.compiled import halves

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from kanawa.composition.experiment import compose
-from kanawa_backends_cpu.allocator import keep_freed_memory
+from kanawa_backends_cpu.process import keep_freed_memory
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.checkpoint.digest import start_digest
 from kanawa_runtime.data.random_tokens import RandomTokens

@@ -25,7 +25,7 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.environment import environment
 from kanawa.contracts import Batch
 from kanawa.contracts.workload import PrecisionConfig
-from kanawa_backends_cpu.allocator import keep_freed_memory
+from kanawa_backends_cpu.process import keep_freed_memory
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.data.random_tokens import RandomTokens

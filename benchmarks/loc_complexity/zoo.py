@@ -41,15 +41,15 @@ _NORMS = ("RMSNorm", "LayerNorm")
 _MODEL = '''"""model-{index}: {blurb}."""
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
-from kanawa_layers.basic.layer_norm import LayerNorm
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import LayerNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.positions.none import NoPositions
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 from zoo.two_branches import TwoBranches
 

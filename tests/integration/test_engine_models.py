@@ -19,7 +19,7 @@ from kanawa.contracts import Cache, CacheView, DeviceMesh, Environment, FeedForw
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
 from kanawa_layers.attention.quantised_cache import QuantisedCache
-from kanawa_layers.modifiers.expert_balance import ExpertCapacity
+from kanawa_layers.modifiers.mixture import ExpertCapacity
 from kanawa_layers.moe.expert_choice import ExpertChoiceMixture
 from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
 from kanawa_layers.recipes.gemma2 import gemma2

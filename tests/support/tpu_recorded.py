@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kanawa.plugins import KernelSchedule, RecordedCycles
-from kanawa_backends_tpu.schedule.recorded import TABLE, recorded
+from kanawa_backends_tpu.schedule.compiled import TABLE, recorded
 
 _DEVICES = ("v5e", "v5p", "v6e", "v7x")
 _NARROW: dict[str, Any] = {"head_dim": 64, "v_head_dim": 64, "scale": 0.125}

@@ -2,8 +2,7 @@
 
 import pytest
 from kanawa.errors import KernelError
-from kanawa_backends_gpu.ptxas import read_report, resident_blocks
-from kanawa_backends_gpu.schedule import Compiled, Launch, read_launches
+from kanawa_backends_gpu.schedule import Compiled, Launch, read_launches, read_report, resident_blocks
 from kanawa_backends_gpu.target_config import SILICON
 
 REPORT = """\

@@ -4,9 +4,8 @@ import kanawa as kn
 from kanawa.testing.mixer import MixerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
-from kanawa_layers.basic.layer_norm import LayerNorm
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import LayerNorm, RMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.modifiers.mixture import MoE
@@ -14,8 +13,8 @@ from kanawa_layers.modifiers.rotary import Rope, RopeLinear, RopeLlama3, RopeNTK
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.positions.none import NoPositions
 from kanawa_layers.recipes.llama import llama_tiny
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 from .token_layers import OnTokens, WithSequences
 

@@ -7,33 +7,24 @@ import jax.numpy as jnp
 import kanawa as kn
 from kanawa.contracts import SequenceMixer, Sequences
 from kanawa.testing.layer import LayerConformance
-from kanawa_layers.basic.batch_norm import BatchNorm
-from kanawa_layers.basic.conv import Conv
-from kanawa_layers.basic.conv_transpose import ConvTranspose
-from kanawa_layers.basic.group_norm import GroupNorm
+from kanawa_layers.basic.conv import Conv, ConvTranspose
 from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.norms import BatchNorm, GroupNorm, L2Norm, RMSNorm
 from kanawa_layers.basic.pooling import MeanPooling
-from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.basic.unit_norms import L2Norm
 from kanawa_layers.feedforward.activations import quick_gelu
 from kanawa_layers.feedforward.bottleneck import Bottleneck
-from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
-from kanawa_layers.feedforward.gated import GatedFeedForward
-from kanawa_layers.feedforward.gating import ClampedProduct
+from kanawa_layers.feedforward.gated import ClampedProduct, FusedGatedFeedForward, GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
-from kanawa_layers.moe.capacity_dispatcher import CapacityDispatcher
+from kanawa_layers.moe.dispatchers import CapacityDispatcher
 from kanawa_layers.moe.expert_choice import ExpertChoiceMixture
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.experts import GatedExperts, PlainExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.moe.plain_experts import PlainExperts
 from kanawa_layers.moe.router import BiasBalancing, GroupLimited, Sigmoid, TopKRouter
 from kanawa_layers.stack.chained import ChainedStack
-from kanawa_layers.stack.output_norm import OutputNormBlock
-from kanawa_layers.stack.parallel import ParallelBlock
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.stack.residual import Residual
-from kanawa_layers.stack.sandwich_norm import SandwichNormBlock
+from kanawa_layers.stack.residual_blocks import OutputNormBlock, ParallelBlock, SandwichNormBlock
 
 from .token_layers import OnTokens, WithSequences
 

@@ -15,7 +15,7 @@ from kanawa.kernels.grouped_matmul import GroupedMatmulProblem, ReferenceGrouped
 from kanawa.kernels.operation import Kernel
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul, _height
-from kanawa_backends_gpu.kernels.row_tiles import RowTiles
+from kanawa_backends_gpu.kernels.triton_tiles import RowTiles
 
 
 @pytest.fixture(autouse=True)

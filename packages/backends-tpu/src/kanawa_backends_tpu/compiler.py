@@ -1,4 +1,4 @@
-"""Recommended XLA options per TPU and purpose, for `lowered.compile(compiler_options=…)`.
+"""Recommended XLA options per TPU and purpose, for `lowered.compile(compiler_options=…)`, and traits of programs.
 
 Every option here has been compiled with the libtpu versions that the README names. Core
 leaves out what another version refuses, and says so.
@@ -6,8 +6,24 @@ leaves out what another version refuses, and says so.
 
 from typing import Any
 
-from kanawa.plugins import DeviceSpec
+from kanawa.plugins import DeviceSpec, ProgramTraits, Purpose
 from kanawa.plugins.discovery import release_of
+
+from kanawa_backends_tpu.mesh_rules import MEDIUM
+
+
+def program_traits(device: DeviceSpec, purpose: Purpose, parameters: int, devices: int) -> ProgramTraits:
+    """Returns what training a model that is spread over several devices needs; nothing for any other program.
+
+    The compiler would fuse norms and activations into every matmul that reads them, and compute them once a tile. It
+    may carry the residual stream transposed through a loop over layers, because one matmul prefers it so. Smaller
+    models were not measured.
+    """
+    del device
+    if purpose != "train" or parameters < MEDIUM or devices == 1:
+        return ProgramTraits()
+    return ProgramTraits(materialized_inputs=True, row_major_stream=True)
+
 
 # Overlap collectives with compute: start early, finish late.
 _OVERLAP: dict[str, Any] = {

@@ -13,7 +13,7 @@ from kanawa.kernels.tuning_table import (
     measured_uses,
     read_table,
 )
-from kanawa_kernel_tools.measuring.table_file import add_entries
+from kanawa_kernel_tools.measuring.bench import add_entries
 
 
 def entry(problem="train 8x256", kernel="attention.cpu.blockwise", *, device=None, **changes):
@@ -60,7 +60,7 @@ def test_processes_that_measure_at_once_lose_nothing(tmp_path):
     path = tmp_path / "table.json"
     program = (
         "import sys; from pathlib import Path; from kanawa.kernels.tuning_table import Entry\n"
-        "from kanawa_kernel_tools.measuring.table_file import add_entries\n"
+        "from kanawa_kernel_tools.measuring.bench import add_entries\n"
         "table, name = Path(sys.argv[1]), sys.argv[2]\n"
         "for i in range(20): add_entries(table, [Entry('d', 'attention', f'{name} {i}', 'k', (), {})])"
     )

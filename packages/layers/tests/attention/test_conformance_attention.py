@@ -14,12 +14,12 @@ from kanawa_layers.attention.query_scale import PerDimScale, TemperatureTuning
 from kanawa_layers.attention.sigmoid import SigmoidDotProduct
 from kanawa_layers.attention.sinks import LearnedSinks
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.positions.absolute import LearnedPositions
 from kanawa_layers.positions.alibi import Alibi
+from kanawa_layers.positions.frequency_scaling import YarnScaling
 from kanawa_layers.positions.relative_bias import RelativeBias
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.positions.yarn import YarnScaling
 
 from .kinds import ATTENTIONS, WIDTH, grouped
 

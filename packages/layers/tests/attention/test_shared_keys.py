@@ -24,8 +24,8 @@ from kanawa_layers.positions.none import NoPositions
 from kanawa_layers.recipes.mamba2 import mamba2_tiny
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.pattern import PatternStack
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 from .kinds import WIDTH, grouped, latent
 

@@ -8,8 +8,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.errors import ConfigError
-from kanawa_layers.basic.conv import Conv
-from kanawa_layers.basic.conv_transpose import ConvTranspose
+from kanawa_layers.basic.conv import Conv, ConvTranspose
 
 DRAW = np.random.default_rng(0).standard_normal
 

@@ -6,12 +6,8 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.errors import ConfigError
-from kanawa_layers.basic.batch_norm import BatchNorm
-from kanawa_layers.basic.group_norm import GroupNorm
-from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.norms import BatchNorm, GroupNorm, L2Norm, LayerNorm, RMSNorm
 from kanawa_layers.basic.pooling import FirstPooling, LastPooling, MaxPooling, MeanPooling
-from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.basic.unit_norms import L2Norm
 
 DRAW = np.random.default_rng(0).standard_normal
 X = 3.0 * DRAW((3, 5, 6), np.float32) + 1.0

@@ -50,7 +50,7 @@ def test_what_no_family_can_express_is_explained():
 
 def test_a_fused_projection_keeps_the_names_of_separate_ones():
     from kanawa_layers.basic.linear import Linear
-    from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
+    from kanawa_layers.feedforward.gated import FusedGatedFeedForward
 
     plain, fused = llama_tiny(), llama_tiny()
     fused.stack.layer.attention.set(qkv=Linear.Config())

@@ -9,9 +9,7 @@ from kanawa.contracts import Sequences
 from kanawa.errors import ConfigError
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.feedforward.activations import gelu_exact, gelu_tanh, identity, quick_gelu, squared_relu
-from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
-from kanawa_layers.feedforward.gated import GatedFeedForward
-from kanawa_layers.feedforward.gating import ClampedProduct, Product
+from kanawa_layers.feedforward.gated import ClampedProduct, FusedGatedFeedForward, GatedFeedForward, Product
 from kanawa_layers.feedforward.plain import PlainFeedForward
 
 X = 4.0 * jax.random.normal(jax.random.key(0), (2, 3, 8))

@@ -11,7 +11,7 @@ from kanawa.contracts import Batch, RolloutBatch
 from kanawa.errors import ConfigError, ModuleError
 from kanawa_layers.losses.policy import clipped_surrogate, k3_divergence, per_row, per_sequence, per_token
 from kanawa_layers.models.policy_loss import PolicyLoss, target_nll
-from kanawa_layers.modifiers.policy_loss import ChoosePolicyLoss
+from kanawa_layers.modifiers.language_model import ChoosePolicyLoss
 from kanawa_layers.recipes.llama import llama
 
 DRAW = np.random.default_rng(0)

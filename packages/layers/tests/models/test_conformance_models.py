@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 from kanawa.contracts import Sequences
 from kanawa.testing.layer import LayerConformance
+from kanawa_layers.basic.embedding import TokenTypes
 from kanawa_layers.basic.patches import PatchEmbedding
-from kanawa_layers.basic.token_types import TokenTypes
-from kanawa_layers.models.masked_head import HeadTransform
-from kanawa_layers.models.pooler import FirstTokenPooler
+from kanawa_layers.models.masked_head import FirstTokenPooler, HeadTransform
 from kanawa_layers.recipes.t5 import t5
 
 MEMORY = jnp.asarray([[[0.1 * (i + j) for j in range(16)] for i in range(5)]] * 2, jnp.float32)

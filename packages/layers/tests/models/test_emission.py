@@ -13,13 +13,15 @@ from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.cross_pre_norm import CrossPreNormBlock
 from kanawa_layers.stack.mixer import MixerBlock
-from kanawa_layers.stack.output_norm import OutputNormBlock
-from kanawa_layers.stack.parallel import ParallelBlock
 from kanawa_layers.stack.pattern import PatternStack
-from kanawa_layers.stack.post_norm import PostNormBlock
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
-from kanawa_layers.stack.sandwich_norm import SandwichNormBlock
+from kanawa_layers.stack.residual_blocks import (
+    OutputNormBlock,
+    ParallelBlock,
+    PostNormBlock,
+    PreNormBlock,
+    SandwichNormBlock,
+)
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 8))
 ATTENTION = GroupedQueryAttention.Config(num_heads=2, head_dim=4)

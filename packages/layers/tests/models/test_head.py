@@ -94,8 +94,7 @@ def test_embedding_scale_is_rounded_to_the_compute_dtype_first():
 
 
 def test_a_sum_of_losses_adds_up():
-    from kanawa_layers.models.cross_entropy import CrossEntropy
-    from kanawa_layers.models.token_loss import SumOfLosses
+    from kanawa_layers.models.token_loss import CrossEntropy, SumOfLosses
 
     params = {"kernel": jnp.asarray(np.random.default_rng(0).standard_normal((4, 5), np.float32))}
     x, batch = jnp.ones((1, 3, 4)), Batch.of_tokens(jnp.array([[1, 2, 3, 4]]))

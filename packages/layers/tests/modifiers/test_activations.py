@@ -10,14 +10,12 @@ import pytest
 from kanawa.contracts import ForeignConfigError, Sequences
 from kanawa.errors import UnknownNameError, UsageError
 from kanawa.plugins import PluginHost, host, set_host
-from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
-from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.feedforward.gated import FusedGatedFeedForward, GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
-from kanawa_layers.modifiers.activation import Activation
+from kanawa_layers.modifiers.feed_forward import Activation
 from kanawa_layers.moe.expert_choice import ExpertChoiceMixture
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.experts import GatedExperts, PlainExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.moe.plain_experts import PlainExperts
 from kanawa_layers.moe.router import TopKRouter
 from kanawa_layers.recipes.hf_config import activation, activation_name
 

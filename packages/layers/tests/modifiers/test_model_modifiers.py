@@ -12,23 +12,17 @@ from kanawa.contracts import Block, FeedForward, Norm, ParameterRule
 from kanawa.errors import ConfigError, UsageError
 from kanawa.plugins import host
 from kanawa.testing.modifier import ModifierConformance
-from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.feedforward.activations import gelu_exact
-from kanawa_layers.models.cross_entropy import CrossEntropy
 from kanawa_layers.models.head import Head
-from kanawa_layers.modifiers.activation import Activation
-from kanawa_layers.modifiers.block import BlockKind
-from kanawa_layers.modifiers.by_name import NormKind
-from kanawa_layers.modifiers.expert_balance import ExpertCapacity, LossFreeBalancing
-from kanawa_layers.modifiers.feed_forward import FeedForwardBias, FusedGateUp
-from kanawa_layers.modifiers.head import LogitCap, TieEmbeddings
-from kanawa_layers.modifiers.mixture import MoE
+from kanawa_layers.models.token_loss import CrossEntropy
+from kanawa_layers.modifiers.by_name import BlockKind, NormKind
+from kanawa_layers.modifiers.feed_forward import Activation, FeedForwardBias, FusedGateUp
+from kanawa_layers.modifiers.language_model import LabelSmoothing, LogitCap, TieEmbeddings, VocabularySize, ZLoss
+from kanawa_layers.modifiers.mixture import ExpertCapacity, LossFreeBalancing, MoE
 from kanawa_layers.modifiers.residual import BottleneckAdapters, DropBranches, ResidualDropout
-from kanawa_layers.modifiers.token_loss import LabelSmoothing, ZLoss
-from kanawa_layers.modifiers.vocabulary import VocabularySize
-from kanawa_layers.moe.experts import Experts
+from kanawa_layers.moe.experts import Experts, PlainExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.moe.plain_experts import PlainExperts
 from kanawa_layers.recipes.gpt2 import gpt2_small
 from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.stack.residual import Residual

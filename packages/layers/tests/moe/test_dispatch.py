@@ -9,14 +9,12 @@ from kanawa.contracts import Sequences
 from kanawa.errors import ConfigError
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.feedforward.activations import quick_gelu
-from kanawa_layers.feedforward.gated import GatedFeedForward
-from kanawa_layers.feedforward.gating import ClampedProduct
+from kanawa_layers.feedforward.gated import ClampedProduct, GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
-from kanawa_layers.moe.capacity_dispatcher import CapacityDispatcher
+from kanawa_layers.moe.dispatchers import CapacityDispatcher
 from kanawa_layers.moe.expert_choice import ExpertChoiceMixture, ExpertChoiceRouter
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.experts import GatedExperts, PlainExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.moe.plain_experts import PlainExperts
 from kanawa_layers.moe.router import Sigmoid, TopKRouter
 
 X = jax.random.normal(jax.random.key(0), (2, 6, 8))

@@ -11,10 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.errors import ConfigError
-from kanawa_layers.positions.frequency_scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, NTKScaling
-from kanawa_layers.positions.long_rope import LongRopeScaling
+from kanawa_layers.positions.frequency_scaling import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NTKScaling,
+    YarnScaling,
+)
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.positions.yarn import YarnScaling
 
 Q = jax.random.normal(jax.random.key(0), (1, 1, 2, 16))
 K = jax.random.normal(jax.random.key(1), (1, 1, 2, 16))

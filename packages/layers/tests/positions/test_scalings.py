@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 from kanawa.errors import ConfigError
-from kanawa_layers.positions.frequency_scaling import DynamicNTKScaling, Llama3Scaling, NTKScaling
-from kanawa_layers.positions.long_rope import LongRopeScaling
+from kanawa_layers.positions.frequency_scaling import (
+    DynamicNTKScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NTKScaling,
+    YarnScaling,
+    yarn_mscale,
+)
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.positions.yarn import YarnScaling, yarn_mscale
 from kanawa_layers.recipes.hf_config import rope_keys
 
 LONG = (1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0)

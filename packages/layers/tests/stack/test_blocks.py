@@ -8,15 +8,17 @@ import pytest
 from kanawa.contracts import FeedForward, SequenceMixer, Sequences
 from kanawa.plugins import ProgramTraits
 from kanawa_layers.basic.dropout import Dropout, StochasticDepth
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.bottleneck import Bottleneck
 from kanawa_layers.stack.mixer import MixerBlock
-from kanawa_layers.stack.output_norm import OutputNormBlock
-from kanawa_layers.stack.parallel import ParallelBlock
-from kanawa_layers.stack.post_norm import PostNormBlock
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.residual import Residual
-from kanawa_layers.stack.sandwich_norm import SandwichNormBlock
+from kanawa_layers.stack.residual_blocks import (
+    OutputNormBlock,
+    ParallelBlock,
+    PostNormBlock,
+    PreNormBlock,
+    SandwichNormBlock,
+)
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 4))
 

@@ -12,11 +12,10 @@ from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.stack.chained import ChainedStack
-from kanawa_layers.stack.parallel import ParallelBlock
 from kanawa_layers.stack.pattern import PatternStack
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.stack.residual import Residual
+from kanawa_layers.stack.residual_blocks import ParallelBlock, PreNormBlock
 
 X = jax.random.normal(jax.random.key(0), (2, 5, 8))
 

@@ -1,14 +1,22 @@
-"""The hook: compiles a kernel's calls in a fresh process that dumps their schedules, and reads them."""
+"""The hooks: a kernel's calls compiled in a fresh process that dumps their schedules, and cycles that were recorded."""
 
+import json
 import re
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kanawa.kernels.operation import Kernel
-from kanawa.plugins import KernelSchedule, ScheduleRequest, component
+from kanawa.plugins import KernelSchedule, RecordedCycles, ScheduleRequest, component
 
 from kanawa_backends_tpu.schedule.read import Call, read_schedule
+
+TABLE = Path(__file__).with_name("recorded.json")
+
+
+def recorded() -> list[RecordedCycles]:
+    """Returns the table."""
+    return [RecordedCycles(**row) for row in json.loads(TABLE.read_text(encoding="utf-8"))]
 
 
 def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:

@@ -41,7 +41,7 @@ def run_bench(args: argparse.Namespace) -> int:
     from kanawa.composition.target import local_target
     from kanawa.kernels.tuning_table import default_path, read_table
 
-    from kanawa_kernel_tools.measuring.table_file import add_entries
+    from kanawa_kernel_tools.measuring.bench import add_entries
 
     if not args.experiment:
         message = "--bench measures the kernels of a program: name an EXPERIMENT"

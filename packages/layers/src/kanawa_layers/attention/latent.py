@@ -16,7 +16,7 @@ from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_
 from kanawa_layers.attention.output_gate import OutputGate
 from kanawa_layers.attention.sinks import Sinks
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.positions.rotary import Rotary
 
 

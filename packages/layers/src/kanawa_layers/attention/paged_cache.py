@@ -7,7 +7,7 @@ from jaxtyping import Array, Int, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 from kanawa.errors import ModuleError
 
-from kanawa_layers.attention.cache_arrays import arrays_by_name, confine_nonfinite, layout
+from kanawa_layers.attention.dense_cache import arrays_by_name, confine_nonfinite, layout
 
 
 class PagedCache(Cache):

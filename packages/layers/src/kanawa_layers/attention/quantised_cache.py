@@ -6,8 +6,7 @@ import kanawa as kn
 from jaxtyping import Array, Float, Int, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 
-from kanawa_layers.attention.cache_arrays import confine_nonfinite
-from kanawa_layers.attention.dense_cache import DenseCache
+from kanawa_layers.attention.dense_cache import DenseCache, confine_nonfinite
 
 # Not 128, though int8 has -128: the largest element may be positive.
 _LARGEST = 127.0

@@ -6,7 +6,7 @@ import kanawa as kn
 from jaxtyping import Array, Bool, Int, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 
-from kanawa_layers.attention.cache_arrays import (
+from kanawa_layers.attention.dense_cache import (
     arrays_by_name,
     confine_nonfinite,
     layout,

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _from_hf(args: argparse.Namespace) -> dict[str, Any]:
     from kanawa.plugins import component
 
-    from kanawa_layers.convert.arrays import describe
+    from kanawa_layers.convert.accounting import describe
     from kanawa_layers.convert.huggingface import HuggingFaceStore
 
     store = HuggingFaceStore(family=args.family)
@@ -85,7 +85,7 @@ def _from_hf(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _to_hf(args: argparse.Namespace) -> dict[str, Any]:
-    from kanawa_layers.convert.arrays import describe
+    from kanawa_layers.convert.accounting import describe
     from kanawa_layers.convert.huggingface import HuggingFaceStore
 
     model = _store_of(args.source).load(args.source, args.step)

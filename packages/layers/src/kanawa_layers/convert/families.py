@@ -11,8 +11,7 @@ from kanawa.plugins import component, host
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.convert.errors import UnknownFamilyError
-from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
-from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.feedforward.gated import FusedGatedFeedForward, GatedFeedForward
 
 KIND = "hf_families"
 #: Fields that only training uses, by their last name: no Hugging Face config records them, so comparisons ignore them.

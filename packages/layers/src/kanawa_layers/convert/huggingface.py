@@ -19,8 +19,7 @@ from kanawa.errors import ConfigError
 from kanawa.foreign import ForeignTable
 from kanawa.guarded_read import UnreadableFileError
 
-from kanawa_layers.convert.accounting import account
-from kanawa_layers.convert.arrays import foreign_value, gather
+from kanawa_layers.convert.accounting import account, foreign_value, gather
 from kanawa_layers.convert.errors import ConvertError, UnknownFamilyError
 from kanawa_layers.convert.families import built, differences, foreign_config, model_config
 from kanawa_layers.convert.folder import CONFIG, INDEX, SINGLE, Folder, open_folder, read_config

@@ -1,5 +1,6 @@
-"""Gated feed-forward: SwiGLU, GeGLU and others (Shazeer 2020, arXiv:2002.05202)."""
+"""Gated feed-forward: SwiGLU, GeGLU and others (Shazeer 2020, arXiv:2002.05202), with two input projections or one."""
 
+import abc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,8 +11,97 @@ from jaxtyping import Array, Float
 from kanawa.contracts import FeedForward, Fusable, Sequences
 
 from kanawa_layers.basic.linear import Linear, add_linear, are_alike
-from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
-from kanawa_layers.feedforward.gating import Gating, Product
+
+
+class Gating(kn.Configurable):
+    """Combines the gate's and the other projection into the hidden activations. Pure, no parameters."""
+
+    @abc.abstractmethod
+    def combine(
+        self, activation: Callable[..., Array], gate: Float[Array, "..."], up: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns hidden activations of the inputs' shape and dtype."""
+
+
+class Product(Gating):
+    """activation(gate) * up (Shazeer 2020, arXiv:2002.05202); `up_activation` acts on the other side, if any."""
+
+    class Config(Gating.Config):
+        up_activation: Callable[..., Array] | None = None
+
+    def combine(
+        self, activation: Callable[..., Array], gate: Float[Array, "..."], up: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns the product."""
+        other = self.config.up_activation
+        return activation(gate) * (up if other is None else other(up))
+
+
+class ClampedProduct(Gating):
+    """activation(min(gate, limit)) * (clip(up, -limit, limit) + up_offset), as in gpt-oss (OpenAI 2025, model card).
+
+    With `quick_gelu` as the activation it is gpt-oss' SwiGLU: limit 7, alpha 1.702.
+    """
+
+    class Config(Gating.Config):
+        limit: kn.Positive = 7.0
+        up_offset: kn.Finite = 1.0
+
+    def combine(
+        self, activation: Callable[..., Array], gate: Float[Array, "..."], up: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns the product of the clamped sides."""
+        limit: float = self.config.limit
+        # The gate is clamped from above only: its activation is close to zero far below zero. With an offset of 1, `up`
+        # is a change of the gate, not a factor that has to grow from zero.
+        bounded: jax.Array = jnp.clip(up, -limit, limit) + self.config.up_offset
+        return activation(jnp.minimum(gate, limit)) * bounded
+
+
+class FusedGatedFeedForward(FeedForward):
+    """GatedFeedForward with gate and up in one weight [embed, 2, mlp]; gate is index 0. Tag: feed_forward_gate_up.
+
+    Reads x once instead of twice. The pair axis is separate from `mlp`, so that tensor parallelism splits both alike.
+    """
+
+    gate_up: Linear
+    down: Linear
+
+    class Config(FeedForward.Config):
+        activation: Callable[..., Array] = jax.nn.silu
+        gating: Gating.Config = Product.Config()
+        gate_up: Linear.Config = Linear.Config()
+        down: Linear.Config = Linear.Config()
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            children={"down": "down_proj"},
+            apart={
+                "gate_up": (
+                    kn.foreign.Sliced(name="gate_proj", axis=-2, stop=1),
+                    kn.foreign.Sliced(name="up_proj", axis=-2, start=1),
+                )
+            },
+        )
+
+    def setup(self) -> None:
+        """Declares the fused projection up to `hidden_dim` and the one down."""
+        cfg = self.config
+        self.add_child(
+            "gate_up",
+            cfg.gate_up,
+            input_shape=(cfg.input_dim,),
+            output_shape=(2, cfg.hidden_dim),
+            axes=("embed", None, "mlp"),
+        )
+        add_linear(self, "down", cfg.hidden_dim, cfg.input_dim, ("mlp", "embed"))
+        self._gating = cfg.gating.build()
+
+    def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the transformed tokens."""
+        del sequences
+        both = self.tag("feed_forward_gate_up", self.gate_up(x))
+        hidden = self._gating.combine(self.config.activation, both[..., 0, :], both[..., 1, :])
+        hidden = kn.constrain(hidden, ("batch", "length", "mlp"))
+        return kn.constrain(self.down(hidden), ("batch", "length", "embed"))
 
 
 class GatedFeedForward(FeedForward, Fusable):

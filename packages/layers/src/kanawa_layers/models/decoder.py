@@ -8,10 +8,9 @@ from jaxtyping import Array, Float, Int
 from kanawa.contracts import ADAPTERS, Batch, CausalLM, Norm, Sequences, Stack, token_of_each_row
 
 from kanawa_layers.basic.embedding import Embedding
-from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.models.cross_entropy import CrossEntropy
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.models.head import Head, UntiedHead, project
-from kanawa_layers.models.token_loss import TokenLoss
+from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.positions.absolute import AbsolutePositions
 
 

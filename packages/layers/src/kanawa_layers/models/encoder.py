@@ -7,13 +7,11 @@ from kanawa.contracts import Batch, MaskedLM, Norm, Sequences, Stack
 from kanawa.errors import ModuleError
 
 from kanawa_layers.basic.dropout import Dropout
-from kanawa_layers.basic.embedding import Embedding
-from kanawa_layers.basic.layer_norm import LayerNorm
-from kanawa_layers.basic.token_types import TokenTypes
-from kanawa_layers.models.cross_entropy import CrossEntropy
+from kanawa_layers.basic.embedding import Embedding, TokenTypes
+from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.models.head import Head, project
-from kanawa_layers.models.masked_head import BiasedTiedHead, HeadTransform
-from kanawa_layers.models.pooler import FirstTokenPooler
+from kanawa_layers.models.masked_head import BiasedTiedHead, FirstTokenPooler, HeadTransform
+from kanawa_layers.models.token_loss import CrossEntropy
 from kanawa_layers.positions.absolute import AbsolutePositions
 
 

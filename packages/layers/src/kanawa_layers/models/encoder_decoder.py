@@ -7,8 +7,8 @@ from jaxtyping import Array, Float, Int
 from kanawa.contracts import Batch, EncoderDecoderBatch, Model, Sequences
 
 from kanawa_layers.basic.embedding import Embedding
-from kanawa_layers.models.cross_entropy import CrossEntropy
 from kanawa_layers.models.head import Head, UntiedHead, project
+from kanawa_layers.models.token_loss import CrossEntropy
 from kanawa_layers.models.tower import Tower
 from kanawa_layers.positions.absolute import AbsolutePositions
 

@@ -1,4 +1,4 @@
-"""BERT's masked-token head: a transform of the stream, then the embedding table with a bias for each token."""
+"""BERT's pooled first token, and its masked-token head: a transform, then the embedding table with biases."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,30 @@ from jaxtyping import Array, Float
 from kanawa.contracts import Norm
 
 from kanawa_layers.basic.embedding import Embedding
-from kanawa_layers.basic.layer_norm import LayerNorm
 from kanawa_layers.basic.linear import Linear, add_linear
+from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.feedforward.activations import gelu_exact
 from kanawa_layers.models.head import Head
+
+
+class FirstTokenPooler(kn.Module):
+    """tanh(dense(first token)) (Devlin et al. 2018, arXiv:1810.04805, section 3.1)."""
+
+    dense: Linear
+
+    class Config(kn.Module.Config):
+        input_dim: kn.Size = kn.FROM_PARENT
+        dense: Linear.Config = Linear.Config(bias=True)
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"dense": "dense"})
+
+    def setup(self) -> None:
+        """Declares the projection."""
+        dim = self.config.input_dim
+        add_linear(self, "dense", dim, dim, ("embed", None))
+
+    def forward(self, x: Float[Array, "B T E"]) -> Float[Array, "B E"]:
+        """Returns the pooled vector of each row."""
+        return jnp.tanh(self.dense(x[:, 0]))
 
 
 class HeadTransform(kn.Module):

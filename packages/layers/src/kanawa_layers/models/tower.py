@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from kanawa.contracts import Norm, Positions, Sequences, Stack
 
 from kanawa_layers.basic.dropout import Dropout
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 
 
 class Tower(kn.Module):

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from kanawa.contracts import ImageBatch, Model, Norm, Sequences, Stack
 
 from kanawa_layers.basic.dropout import Dropout
-from kanawa_layers.basic.layer_norm import LayerNorm
 from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.basic.patches import PatchEmbedding
 from kanawa_layers.positions.absolute import AbsolutePositions
 

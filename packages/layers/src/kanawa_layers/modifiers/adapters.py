@@ -10,8 +10,7 @@ from kanawa.contracts import Adapter, ParameterRule, Weighted
 from kanawa.errors import ConfigError
 
 from kanawa_layers.modifiers.weight_forms import set_form
-from kanawa_layers.tune.dora import DoRA
-from kanawa_layers.tune.lora import LoRA
+from kanawa_layers.tune.lora import DoRA, LoRA
 from kanawa_layers.tune.lora_pool import LoRAPool
 from kanawa_layers.tune.weight_only import NF4Weights
 

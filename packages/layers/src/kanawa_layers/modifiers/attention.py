@@ -9,7 +9,7 @@ from kanawa.errors import ConfigError
 from kanawa_layers.attention.masks import Causal, Mask
 from kanawa_layers.attention.output_gate import ElementwiseGate, OutputGate
 from kanawa_layers.attention.sinks import LearnedSinks
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.modifiers.fields import SetFields, edit_with
 
 # Of latent attention the projections down alone, as in DeepSeek: a bias in kv_up could not be absorbed into queries.

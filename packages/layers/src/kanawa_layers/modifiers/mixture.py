@@ -1,14 +1,13 @@
-"""`moe`: every feed-forward becomes a mixture of experts, whatever model it is in."""
+"""`moe`, `moe-capacity` and `moe-loss-free`: mixtures of experts in any model, and how they balance their load."""
 
 import kanawa as kn
-from kanawa.contracts import FeedForward
+from kanawa.contracts import FeedForward, TokenDispatcher
 
 from kanawa_layers.feedforward.plain import PlainFeedForward
-from kanawa_layers.moe.experts import Experts
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.dispatchers import CapacityDispatcher
+from kanawa_layers.moe.experts import Experts, GatedExperts, PlainExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.moe.plain_experts import PlainExperts
-from kanawa_layers.moe.router import TopKRouter
+from kanawa_layers.moe.router import BiasBalancing, TopKRouter
 
 
 class MoE(kn.Modifier):
@@ -64,3 +63,37 @@ def _experts_like(dense: kn.Config) -> Experts.Config:
     if projection is not None and getattr(projection, "bias", False):
         experts.set(bias=True)
     return experts
+
+
+class ExpertCapacity(kn.Modifier):
+    """`moe-capacity`: limits each expert to `factor` times its fair share of rows and drops the rest."""
+
+    class Config(kn.Modifier.Config):
+        factor: kn.Positive = 1.25
+        eval_factor: kn.Positive = 2.0
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with every dispatcher under `where` replaced."""
+        own = self.config
+        new = CapacityDispatcher.Config(factor=own.factor, eval_factor=own.eval_factor)
+        kn.replace(cfg, target=TokenDispatcher, new=new, where=own.where)
+        return cfg
+
+
+class LossFreeBalancing(kn.Modifier):
+    """`moe-loss-free`: a selection bias that follows the load replaces the balance loss."""
+
+    class Config(kn.Modifier.Config):
+        rate: kn.NonNegative = 0.001
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with every top-k router under `where` balanced by a bias."""
+        own = self.config
+
+        def edit(router: TopKRouter.Config) -> None:
+            router.set(balancing=BiasBalancing.Config(rate=own.rate), balance_loss=0.0)
+
+        kn.replace(cfg, target=TopKRouter, edit=edit, where=own.where)
+        return cfg

@@ -12,11 +12,11 @@ from kanawa_layers.positions.frequency_scaling import (
     FrequencyScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NTKScaling,
+    YarnScaling,
 )
-from kanawa_layers.positions.long_rope import LongRopeScaling
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.positions.yarn import YarnScaling
 
 
 class Rope(kn.Modifier):

@@ -10,8 +10,7 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import FeedForward, Sequences
 from kanawa.kernels.matmul import matmul
 
-from kanawa_layers.moe.experts import Experts
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.experts import Experts, GatedExperts
 
 
 class ExpertChoiceRouter(kn.Module):

@@ -8,9 +8,8 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import FeedForward, Sequences, TokenDispatcher
 
 from kanawa_layers.basic.linear import Linear, add_linear
-from kanawa_layers.moe.experts import Experts
-from kanawa_layers.moe.gated_experts import GatedExperts
-from kanawa_layers.moe.local_dispatcher import LocalDispatcher
+from kanawa_layers.moe.dispatchers import LocalDispatcher
+from kanawa_layers.moe.experts import Experts, GatedExperts
 from kanawa_layers.moe.router import Routing, TopKRouter
 
 

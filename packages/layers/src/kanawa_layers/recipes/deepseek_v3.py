@@ -9,15 +9,15 @@ import jax
 from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.attention.latent import LatentAttention
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.router import BiasBalancing, GroupLimited, Sigmoid, TopKRouter
+from kanawa_layers.positions.frequency_scaling import YarnScaling, yarn_mscale
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.positions.yarn import YarnScaling, yarn_mscale
 from kanawa_layers.recipes.hf_config import (
     Foreign,
     Key,
@@ -30,8 +30,8 @@ from kanawa_layers.recipes.hf_config import (
     written,
 )
 from kanawa_layers.stack.chained import ChainedStack
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 _KEYS = (
     Key("first_k_dense_replace", "num_dense_layers", "stack.stacks[0].num_layers"),

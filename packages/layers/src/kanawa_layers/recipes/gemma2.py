@@ -6,7 +6,7 @@ from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.basic.embedding import Embedding
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
@@ -28,7 +28,7 @@ from kanawa_layers.recipes.hf_config import (
 )
 from kanawa_layers.recipes.llama import sized
 from kanawa_layers.stack.pattern import PatternStack
-from kanawa_layers.stack.sandwich_norm import SandwichNormBlock
+from kanawa_layers.stack.residual_blocks import SandwichNormBlock
 
 
 def gemma_block(attention: GroupedQueryAttention.Config, hidden_dim: int, norm_eps: float) -> SandwichNormBlock.Config:

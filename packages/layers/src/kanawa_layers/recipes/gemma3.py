@@ -5,7 +5,7 @@ from typing import Any
 from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.frequency_scaling import LinearScaling
 from kanawa_layers.positions.rotary import Rotary

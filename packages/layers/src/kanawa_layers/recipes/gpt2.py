@@ -6,16 +6,16 @@ from typing import Any
 import kanawa as kn
 from kanawa.contracts import ForeignFamily
 
-from kanawa_layers.basic.layer_norm import LayerNorm
 from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead
 from kanawa_layers.positions.absolute import LearnedPositions
 from kanawa_layers.recipes.biased import biased_parts
 from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, expect, written
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 #: GPT-2's projections are stored [in, out].
 _LINEAR = Linear.Config(

@@ -13,16 +13,16 @@ from kanawa.contracts import ForeignFamily
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.sinks import LearnedSinks
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.activations import quick_gelu
-from kanawa_layers.feedforward.gating import ClampedProduct
+from kanawa_layers.feedforward.gated import ClampedProduct
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.router import TopKRouter
+from kanawa_layers.positions.frequency_scaling import YarnScaling
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.positions.yarn import YarnScaling
 from kanawa_layers.recipes.hf_config import (
     FULL,
     SLIDING,
@@ -36,7 +36,7 @@ from kanawa_layers.recipes.hf_config import (
     sizes,
 )
 from kanawa_layers.stack.pattern import PatternStack
-from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 # [experts, in, out], where torch's Linear is [out, in].
 _IN_OUT = kn.foreign.Matrix.Config(transposed=False)

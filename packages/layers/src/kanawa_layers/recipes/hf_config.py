@@ -8,9 +8,8 @@ from kanawa.contracts import ForeignConfigError
 from kanawa.errors import did_you_mean
 from kanawa.plugins import component, host
 
-from kanawa_layers.positions.frequency_scaling import FrequencyScaling, LinearScaling, Llama3Scaling
+from kanawa_layers.positions.frequency_scaling import FrequencyScaling, LinearScaling, Llama3Scaling, YarnScaling
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.positions.yarn import YarnScaling
 
 T = TypeVar("T", bound=Hashable)
 

@@ -8,15 +8,15 @@ import jax
 from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
 from kanawa_layers.positions.frequency_scaling import Llama3Scaling
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, rope_keys, rotary, size_keys, sizes
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 
 def llama(

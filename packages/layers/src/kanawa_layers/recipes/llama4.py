@@ -12,12 +12,11 @@ from kanawa.contracts import ForeignFamily
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.masks import Causal, Chunked
 from kanawa_layers.attention.query_scale import TemperatureTuning
-from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.basic.unit_norms import UnitRMSNorm
+from kanawa_layers.basic.norms import RMSNorm, UnitRMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.router import Sigmoid, TopKRouter
 from kanawa_layers.positions.frequency_scaling import Llama3Scaling
@@ -25,7 +24,7 @@ from kanawa_layers.positions.none import NoPositions
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.hf_config import Foreign, expect, period_of, repeated, rope_keys, rotary, size_keys, sizes
 from kanawa_layers.stack.pattern import PatternStack
-from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 # [experts, in, out], where torch's Linear is [out, in].
 _IN_OUT = kn.foreign.Matrix.Config(transposed=False)

@@ -6,7 +6,7 @@ from typing import Any
 import kanawa as kn
 from kanawa.contracts import ForeignFamily
 
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
 from kanawa_layers.recipes.hf_config import Foreign, Key, arguments, expect, written

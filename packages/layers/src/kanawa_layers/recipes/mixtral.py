@@ -7,7 +7,7 @@ from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead
-from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.router import TopKRouter
 from kanawa_layers.positions.rotary import Rotary

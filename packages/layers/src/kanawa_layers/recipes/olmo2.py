@@ -4,12 +4,12 @@ from typing import Any
 
 from kanawa.contracts import ForeignFamily
 
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.hf_config import Foreign, expect
 from kanawa_layers.recipes.llama import llama, llama_from, llama_keys, sized
-from kanawa_layers.stack.output_norm import OutputNormBlock
+from kanawa_layers.stack.residual_blocks import OutputNormBlock
 
 
 def olmo2(*, vocab_size: int = 100_352, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:

@@ -4,7 +4,7 @@ from typing import Any
 
 from kanawa.contracts import ForeignFamily
 
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.hf_config import Foreign, expect

@@ -9,7 +9,7 @@ from kanawa.contracts import ForeignFamily, SequenceMixer
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
@@ -18,7 +18,7 @@ from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect, period_of, rope_keys, rotary
 from kanawa_layers.recurrent.griffin import GriffinRecurrence
 from kanawa_layers.stack.pattern import PatternStack
-from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 RECURRENT, LOCAL = "recurrent", "attention"
 

@@ -12,7 +12,7 @@ from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.masks import Bidirectional, Causal, Mask
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
@@ -22,8 +22,8 @@ from kanawa_layers.models.tower import Tower
 from kanawa_layers.positions.relative_bias import RelativeBias, SharedRelativeBias
 from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, written
 from kanawa_layers.stack.cross_pre_norm import CrossPreNormBlock
-from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
+from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "output": "o"}
 _ATTENTION = kn.foreign.Names(children={**_PROJECTIONS, "positions": ""})

@@ -6,7 +6,7 @@ from kanawa.contracts import CacheState, Sequences
 from kanawa.errors import ModuleError
 from kanawa.kernels.segments import Segments, segments
 
-from kanawa_layers.attention.cache_arrays import put_rows, take_rows
+from kanawa_layers.attention.dense_cache import put_rows, take_rows
 
 
 def entering(cache: CacheState | None, sequences: Sequences, path: str) -> CacheState:

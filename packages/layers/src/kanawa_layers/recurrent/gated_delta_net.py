@@ -7,12 +7,12 @@ from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, Norm, SequenceMixer, Sequences
 from kanawa.kernels.linear_recurrence import linear_recurrence
 
+from kanawa_layers.attention.projections import head_width
 from kanawa_layers.basic.linear import Linear, add_linear
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.recurrent.carried import entering, leaving, marks
 from kanawa_layers.recurrent.causal_conv import CausalConv
 from kanawa_layers.recurrent.decay_init import LogOfUniform, StepBias
-from kanawa_layers.recurrent.head_width import head_width
 
 #: The parts that pass through a short convolution.
 _CONVOLVED = ("query", "key", "value")

@@ -13,11 +13,11 @@ from kanawa.arrays.broadcast import along_last
 from kanawa.contracts import CacheState, SequenceMixer, Sequences
 from kanawa.kernels.linear_recurrence import linear_recurrence
 
+from kanawa_layers.attention.projections import head_width
 from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.recurrent.carried import entering, leaving, marks
 from kanawa_layers.recurrent.causal_conv import CausalConv
 from kanawa_layers.recurrent.decay_init import LogOfUniform, StepBias
-from kanawa_layers.recurrent.head_width import head_width
 
 #: The parts that pass through a short convolution, in the order of the published fused kernels.
 #: From 0 to infinity.

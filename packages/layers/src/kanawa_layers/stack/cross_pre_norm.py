@@ -6,9 +6,9 @@ import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, Norm, SequenceMixer, Sequences
 
-from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.stack.branches import BRANCH_NAMES, RESIDUAL_NAMES, ResidualBlock
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.stack.residual import Residual
+from kanawa_layers.stack.residual_blocks import BRANCH_NAMES, RESIDUAL_NAMES, ResidualBlock
 
 _MIXERS = ("attention", "cross_attention")
 

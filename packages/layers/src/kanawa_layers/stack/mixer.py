@@ -4,7 +4,7 @@ import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import Block, CacheState, Norm, SequenceMixer, Sequences
 
-from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.stack.residual import Residual
 
 

@@ -6,15 +6,102 @@ through the page table inside the kernel: no sequence is copied, and no page pas
 and B200, run in Pallas's interpreter, never on a GPU.
 """
 
+import math
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
-from kanawa.kernels.verdict import Verdict, refuse
+from kanawa.kernels.platform import current_platform
+from kanawa.kernels.verdict import Verdict, first_refusal, refuse
 from kanawa.plugins import DeviceSpec
+from kanawa.plugins.devices import device_spec_of_kind
 
-from kanawa_backends_gpu.kernels.attention.over_cache import attend, refusal, tunings
+from kanawa_backends_gpu.kernels.attention.query_tiles import owned_queries
+from kanawa_backends_gpu.kernels.attention.streaming import geometry_of, stream
+from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST, unfit_predicates
+from kanawa_backends_gpu.target_config import SILICON
+
+_DTYPES = ("bfloat16", "float16", "float32")
+#: Wider ones would need their products cut along the width: registers hold a tile's whole output.
+_WIDEST = 256
+#: Rows of a tile: more would take registers from the tile of keys, fewer read keys more often.
+_MOST_ROWS = 64
+_HOPPERS = 132
+
+
+def refusal(problem: AttentionProblem) -> Verdict:
+    """Returns support, or what the streamed pass doesn't have."""
+    p = problem
+    widths = sorted({p.head_dim, p.v_head_dim})
+    wrong = [width for width in widths if width % NARROWEST or width > _WIDEST]
+    predicates = unfit_predicates(p.mask)
+    inside = any(mask.needs_segments for group in p.mask.any_of for mask in group)
+    ragged = p.ragged_sequences is not None
+    return first_refusal(
+        (p.mode == "train", "mode train: it has no gradient"),
+        (p.dtype not in _DTYPES, f"dtype {p.dtype}; needs {', '.join(_DTYPES)}"),
+        (bool(wrong), f"head widths {wrong} aren't multiples of {NARROWEST} up to {_WIDEST}"),
+        (ragged and p.has_bias, "a dense bias with ragged queries"),
+        (ragged and inside, "segments inside any_of with ragged queries"),
+        (bool(predicates), predicates),
+    )
+
+
+def attend(
+    kernel: Kernel, problem: AttentionProblem, operands: Operands, *, interpret: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (out [B, T, H, Dv] in q's dtype, log-sum-exp fp32 [B, H, T]) by one pass over the cache."""
+    p = problem
+    geometry = geometry_of(
+        p,
+        multiprocessors=kernel.setting("programs", _multiprocessors()),
+        keys=kernel.setting("keys", _keys(p)),
+        queries=kernel.setting("queries", _queries(p)),
+    )
+    out, lse = stream(p, operands, geometry, interpret=interpret)
+    if p.ragged_sequences is not None:
+        # No tile owns the queries outside of all sequences, and nothing was written there.
+        owned = owned_queries(p, operands)[None, None, :, None]
+        out, lse = jnp.where(owned[..., None], out, 0), jnp.where(owned, lse, -jnp.inf)
+    if geometry.splits == 1:
+        return out[0], lse[0].transpose(0, 2, 1)
+    whole = jax.nn.logsumexp(lse, axis=0, keepdims=True)
+    # Where no share saw a key, -inf - -inf would be NaN.
+    weights = jnp.where(jnp.isneginf(lse), 0.0, jnp.exp(lse - jnp.where(jnp.isneginf(whole), 0.0, whole)))
+    merged = jnp.sum(out * weights[..., None], axis=0)
+    return merged.astype(p.dtype), whole[0].transpose(0, 2, 1)
+
+
+def tunings(problem: AttentionProblem) -> tuple[Tuning, ...]:
+    """Returns steps of keys and numbers of programs worth measuring."""
+    own, programs = _keys(problem), _multiprocessors()
+    keys = [k for k in (16, 32, 64, 128) if k != own and k <= 2 * own]
+    more = [n for n in (programs // 2, 2 * programs, 4 * programs) if problem.kv_length >= 4 * own]
+    return (*((("keys", k),) for k in keys), *((("programs", n),) for n in more))
+
+
+def _keys(problem: AttentionProblem) -> int:
+    """Returns the keys of a step: three of them, keys and values, in flight within half a multiprocessor's memory."""
+    width = problem.head_dim + problem.v_head_dim
+    size = jnp.dtype(problem.dtype).itemsize
+    fitting = 96 * 1024 // (3 * width * size)
+    return min(64, max(NARROWEST, 1 << int(math.log2(max(fitting, 1)))))
+
+
+def _queries(problem: AttentionProblem) -> int:
+    """Returns the queries of a tile: as many as its rows hold, and no more than a sequence has on average."""
+    sequences = problem.ragged_sequences or 1
+    usual = -(-problem.q_length // sequences)
+    return max(1, min(usual, _MOST_ROWS // problem.group_size))
+
+
+def _multiprocessors() -> int:
+    _, kind = current_platform()
+    device = None if kind is None else device_spec_of_kind(kind)
+    chip = None if device is None else SILICON.get(device.family)
+    return _HOPPERS if chip is None else chip.multiprocessors
 
 
 class _CachedAttention(Kernel):

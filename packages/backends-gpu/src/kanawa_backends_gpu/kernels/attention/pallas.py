@@ -26,8 +26,7 @@ from kanawa_backends_gpu.kernels.attention.flash import bias_gradient, forward, 
 from kanawa_backends_gpu.kernels.attention.flash.sizes import WIDEST, Size, size_of, tunings
 from kanawa_backends_gpu.kernels.attention.flash.tile import LOG2_E, Tiles
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits, as_jax, block_map, transposed, visits
-from kanawa_backends_gpu.kernels.attention.predicates import unfit_predicates
-from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST
+from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST, unfit_predicates
 
 _DTYPES = ("bfloat16", "float16", "float32")
 #: Fewer queries fill no tile: keys are then best read once, by many programs.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Operands
 
-from kanawa_backends_gpu.kernels.row_tiles import RowTiles
+from kanawa_backends_gpu.kernels.triton_tiles import RowTiles
 
 
 class QueryTiles(NamedTuple):

@@ -18,8 +18,7 @@ from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins import DeviceSpec
 
-from kanawa_backends_gpu.kernels.row_tiles import RowTiles
-from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST, dividing, dot
+from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST, RowTiles, dividing, dot
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _TALLEST = 128

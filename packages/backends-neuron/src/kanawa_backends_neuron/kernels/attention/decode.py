@@ -13,8 +13,16 @@ import nki.language as nl
 from kanawa_backends_neuron.kernels.attention import online
 from kanawa_backends_neuron.kernels.attention import scores as sc
 from kanawa_backends_neuron.kernels.attention.ranges import TILE
-from kanawa_backends_neuron.kernels.registers import bound
-from kanawa_backends_neuron.kernels.tiles import PARTITIONS, chunks, columns, columns_into, rows_of, share, tile_matmul
+from kanawa_backends_neuron.kernels.tiles import (
+    PARTITIONS,
+    bound,
+    chunks,
+    columns,
+    columns_into,
+    rows_of,
+    share,
+    tile_matmul,
+)
 
 
 def attention_decode(

@@ -7,8 +7,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from kanawa_backends_neuron.kernels.grouped_matmul.rows import COLUMNS, gathered, indices
-from kanawa_backends_neuron.kernels.registers import bound
-from kanawa_backends_neuron.kernels.tiles import PARTITIONS, filled, share
+from kanawa_backends_neuron.kernels.tiles import PARTITIONS, bound, filled, share
 
 #: Rows of a panel of the gradient whose sums lie in SBUF: with as many columns, each row read is used 512 times.
 DEPTH = 512

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 from kanawa.kernels.attention.problem import AttentionProblem
 
-from kanawa_backends_tpu.kernels.attention.flash.additions import Additions
-from kanawa_backends_tpu.kernels.attention.flash.dropping import Dropping
+from kanawa_backends_tpu.kernels.attention.flash.additions import Additions, Dropping
 from kanawa_backends_tpu.kernels.attention.flash.masking import LANES, Masking, Places
 from kanawa_backends_tpu.kernels.attention.flash.scalars import row_end
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles

@@ -18,10 +18,10 @@ from kanawa_backends_tpu.kernels.attention.flash.additions import bias_arrays, s
 from kanawa_backends_tpu.kernels.attention.flash.backward import BackwardKernel, backward_call, scratch_bytes
 from kanawa_backends_tpu.kernels.attention.flash.bias_gradient import BiasGradientKernel, bias_gradient_call
 from kanawa_backends_tpu.kernels.attention.flash.forward import ForwardKernel, forward_call
+from kanawa_backends_tpu.kernels.attention.flash.masking import unfit_predicates
 from kanawa_backends_tpu.kernels.attention.flash.matmuls import base_of
 from kanawa_backends_tpu.kernels.attention.flash.scalars import Vectors, has_data, rows_of_pairs, tables, vectors
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Side, Tiles, side
-from kanawa_backends_tpu.kernels.attention.predicates import unfit_predicates
 
 #: Bytes of a row of a block: wider heads, or fp32 ones, get smaller blocks.
 _ROW_BYTES = 256

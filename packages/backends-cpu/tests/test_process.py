@@ -4,14 +4,14 @@ import subprocess
 import sys
 
 import pytest
-from kanawa_backends_cpu.allocator import keep_freed_memory
+from kanawa_backends_cpu.process import keep_freed_memory
 
 #: Allocates and frees 256 MiB a few times; the pages of the first time serve all others.
 PROBE = """
 import ctypes, resource
 # Else a machine that gives memory in pages of 2 MiB unasked has nothing to count; 41 is PR_SET_THP_DISABLE.
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)
-from kanawa_backends_cpu.allocator import keep_freed_memory
+from kanawa_backends_cpu.process import keep_freed_memory
 print(keep_freed_memory(in_threads=IN_THREADS))
 def once():
     block = bytearray(2**28)
