@@ -69,7 +69,7 @@ def record(devices: tuple[str, ...] = _DEVICES, kernels: tuple[str, ...] = _KERN
         target = parse_target(f"{device}-{min(spec.topologies) * spec.cores_per_unit}")
         request = ScheduleRequest(kernel=kernel, problem=problem, target=target)
         calls = component("kernel_tools", "schedules")(request)
-        yield row(kernel, device, problem, request.matmul_flops, calls)
+        yield row(kernel, device, problem, request.problem.matmul_flops, calls)
 
 
 def main(names: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ import kanawa as kn
 import pytest
 from kanawa.contracts import Batch, Weighted
 from kanawa.kernels import Kernel, Verdict
-from kanawa.kernels.matmul.reference import ReferenceMatmul
+from kanawa.kernels.matmul.problem import ReferenceMatmul
 from kanawa.plugins import PluginHost, set_host
 from kanawa.plugins.discovery import Entry, Provider, discover
 from kanawa_layers.basic.linear import Linear

@@ -20,7 +20,7 @@ CORE = {
     "grouped_matmul.any.reference": "grouped_matmul:ReferenceGroupedMatmul",
     "quantized_matmul.any.reference": "quantized_matmul:ReferenceQuantizedMatmul",
     "rms_norm.any.reference": "rms_norm:ReferenceRMSNorm",
-    "matmul.any.xla": "matmul.reference:ReferenceMatmul",
+    "matmul.any.xla": "matmul.problem:ReferenceMatmul",
     "token_exchange.any.padded": "token_exchange:PaddedTokenExchange",
     "linear_recurrence.any.reference": "linear_recurrence:ReferenceLinearRecurrence",
     "diagonal_recurrence.any.reference": "diagonal_recurrence:ReferenceDiagonalRecurrence",

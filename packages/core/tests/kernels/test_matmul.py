@@ -13,8 +13,7 @@ from kanawa.errors import KernelError
 from kanawa.kernels import Kernel
 from kanawa.kernels.choice import list_choices
 from kanawa.kernels.matmul import matmul, preferred_weight_layout
-from kanawa.kernels.matmul.problem import MATMUL, MatmulProblem
-from kanawa.kernels.matmul.reference import ReferenceMatmul
+from kanawa.kernels.matmul.problem import MATMUL, MatmulProblem, ReferenceMatmul
 from kanawa.kernels.selection import select
 from kanawa.kernels.verdict import first_refusal
 from kanawa.testing.kernel import KernelConformance
@@ -77,7 +76,7 @@ class Widens(HostMatmul):
 
 @pytest.fixture
 def host_matmul(install):
-    install(kanawa={"matmul.any.xla": "kanawa.kernels.matmul.reference:ReferenceMatmul"},
+    install(kanawa={"matmul.any.xla": "kanawa.kernels.matmul.problem:ReferenceMatmul"},
             stranger={"matmul.cpu.host": f"{HERE}:HostMatmul"})  # fmt: skip
     jax.clear_caches()
     yield
@@ -286,7 +285,7 @@ def test_the_preferred_layout_is_that_of_the_best_kernel(install, host_matmul):
     assert preferred_weight_layout(1, 8, 8, dtype="float32", purpose="decode") == "outputs_first"
     with use_plan(ExecutionPlan(kernels=KernelPolicy(pins=(("matmul", "matmul.any.xla"),)))):
         assert preferred_weight_layout(1, 8, 8, dtype="float32", purpose="decode") == "inner_first"
-    install(kanawa={"matmul.any.xla": "kanawa.kernels.matmul.reference:ReferenceMatmul"})
+    install(kanawa={"matmul.any.xla": "kanawa.kernels.matmul.problem:ReferenceMatmul"})
     assert preferred_weight_layout(1, 8, 8, dtype="float32", purpose="decode") == "inner_first"
 
 

@@ -13,6 +13,7 @@ from kanawa.kernels.masks import FULL, sliding_window
 from kanawa.plugins import ScheduleRequest
 from kanawa.testing.compare import examples_for, operations_with_examples
 from kanawa_kernel_tools.examples.attention import TYPICAL
+from kanawa_kernel_tools.examples.rms_norm import BASE as NORM
 from kanawa_kernel_tools.schedules.compiled import compile_apart, halves, operand_shapes
 from kanawa_kernel_tools.schedules.pallas_calls import grid_of, outputs_of, pallas_calls, step_flops, tables_of
 
@@ -33,23 +34,18 @@ def test_operands_larger_than_this_machine_have_shapes():
     assert shapes["k"].dtype == TYPICAL.dtype
 
 
-def request(problem):
-    return ScheduleRequest(kernel="attention.any.reference", problem=problem, target=None)
-
-
 def test_tiles_that_a_mask_leaves():
     # Of 4 x 4 causal tiles ten hold a pair; heads and their order don't count.
-    assert request(TYPICAL).visited_share((32, 4, 4)) == request(TYPICAL).visited_share((4, 32, 4)) == 10 / 16
-    assert request(TYPICAL).visited_share((32, 8, 4)) == request(TYPICAL).visited_share((2, 32, 8, 4)) == 20 / 32
-    assert request(TYPICAL).visited_share((32, 8, 8)) == request(TYPICAL).visited_share((2, 8, 32, 8)) == 36 / 64
-    assert request(dataclasses.replace(TYPICAL, mask=FULL)).visited_share((32, 4, 4)) == 1
+    assert TYPICAL.visited_share((32, 4, 4)) == TYPICAL.visited_share((4, 32, 4)) == 10 / 16
+    assert TYPICAL.visited_share((32, 8, 4)) == TYPICAL.visited_share((2, 32, 8, 4)) == 20 / 32
+    assert TYPICAL.visited_share((32, 8, 8)) == TYPICAL.visited_share((2, 8, 32, 8)) == 36 / 64
+    assert dataclasses.replace(TYPICAL, mask=FULL).visited_share((32, 4, 4)) == 1
     window = dataclasses.replace(TYPICAL, mask=sliding_window(1024))
-    assert request(window).visited_share((32, 4, 4)) == 7 / 16
+    assert window.visited_share((32, 4, 4)) == 7 / 16
     # A grid that tells too little leaves the pairs themselves.
-    assert request(TYPICAL).visited_share((32,)) == TYPICAL.pairs / 4096**2
-    assert request(object()).visited_share((32, 4, 4)) == 1
-    assert request(object()).matmul_flops == 0
-    assert request(TYPICAL).matmul_flops == TYPICAL.matmul_flops
+    assert TYPICAL.visited_share((32,)) == TYPICAL.pairs / 4096**2
+    # A norm has neither tiles nor matmuls.
+    assert (NORM.visited_share((32, 4, 4)), NORM.matmul_flops) == (1, 0)
 
 
 def double(x_ref, y_ref, out_ref):

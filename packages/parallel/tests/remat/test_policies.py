@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from kanawa.arrays.plan import KernelPolicy
 from kanawa.kernels import Kernel, Verdict
 from kanawa.kernels.matmul import matmul
-from kanawa.kernels.matmul.reference import ReferenceMatmul
+from kanawa.kernels.matmul.problem import ReferenceMatmul
 from kanawa.plugins import PluginHost, host, set_host
 from kanawa.plugins.discovery import Entry, Provider, discover
 from kanawa_parallel.remat.modifier import named_policy

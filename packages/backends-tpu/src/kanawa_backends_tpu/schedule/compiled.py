@@ -27,8 +27,8 @@ def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
         calls = component("kernel_tools", "compile-apart")(request, folder, _environment(folder))
         schedules = []
         for number, record in enumerate(calls):
-            flops = _matmuls(kernel, record["name"]) * request.matmul_flops
-            call = Call.from_record(record, flops, request.visited_share)
+            flops = _matmuls(kernel, record["name"]) * request.problem.matmul_flops
+            call = Call.from_record(record, flops, request.problem.visited_share)
             schedules.append(read_schedule(folder / str(number), call, request.target.device, compiler()))
         return schedules
 

@@ -44,6 +44,11 @@ class Problem(abc.ABC):
         """FLOPs of one of the matmuls that it is made of; 0 where it is made of none."""
         return 0.0
 
+    def visited_share(self, grid: tuple[int, ...]) -> float:
+        """Returns the share of a grid's steps whose tile holds anything to compute; all of it unless overridden."""
+        del grid
+        return 1.0
+
     @property
     def extras(self) -> frozenset[str]:
         """Features that kernels written before them don't know: each kernel says which it takes."""

@@ -7,28 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from kanawa.plugins.records import DeviceSpec
-
-
-@runtime_checkable
-class TiledProblem(Protocol):
-    """A problem that knows which tiles of its work hold nothing to compute."""
-
-    def visited_share(self, grid: tuple[int, ...]) -> float:
-        """Returns the share of a grid's steps whose tile holds anything; all of it where the grid says too little."""
-        ...
-
-
-@runtime_checkable
-class CountedProblem(Protocol):
-    """A problem made of matmuls of one size."""
-
-    @property
-    def matmul_flops(self) -> float:
-        """FLOPs of one of them."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +87,7 @@ class ScheduleRequest:
 
     Attributes:
         kernel: the catalog key, `operation.platform.name` or `distribution:operation.platform.name`.
-        problem: the local problem, which the kernel supports.
+        problem: the local problem (`kanawa.kernels.Problem`), which the kernel supports.
         target: a `Target`, of which one device counts.
         differentiated: whether to compile the backward calls too.
         tuning: what the kernel is to run with in place of its own choice, such as (("block_q", 512),).
@@ -117,15 +98,6 @@ class ScheduleRequest:
     target: Any
     differentiated: bool = True
     tuning: tuple[tuple[str, int], ...] = ()
-
-    def visited_share(self, grid: tuple[int, ...]) -> float:
-        """Returns the share of a grid's steps that compute; 1 for a problem that doesn't know its tiles."""
-        return self.problem.visited_share(grid) if isinstance(self.problem, TiledProblem) else 1.0
-
-    @property
-    def matmul_flops(self) -> float:
-        """FLOPs of one of the matmuls that the problem is made of; 0 where it is made of none."""
-        return self.problem.matmul_flops if isinstance(self.problem, CountedProblem) else 0.0
 
 
 @dataclass(frozen=True)

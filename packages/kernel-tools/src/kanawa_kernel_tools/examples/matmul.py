@@ -6,8 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from kanawa.kernels.matmul.problem import MatmulProblem
-from kanawa.kernels.matmul.reference import ReferenceMatmul
+from kanawa.kernels.matmul.problem import MatmulProblem, ReferenceMatmul
 from kanawa.testing.compare import Examples
 
 from kanawa_kernel_tools.examples.space import Space

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from kanawa.kernels.matmul.primitive import call_kernel
-from kanawa.kernels.matmul.problem import MatmulProblem
-from kanawa.kernels.matmul.reference import ReferenceMatmul
+from kanawa.kernels.matmul.problem import MatmulProblem, ReferenceMatmul
 from kanawa_parallel.plan.quick.equations import flat_scope
 
 

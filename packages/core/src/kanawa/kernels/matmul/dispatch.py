@@ -9,8 +9,7 @@ from jaxtyping import Array, Float
 
 from kanawa.arrays.plan import current_plan
 from kanawa.errors import KernelError
-from kanawa.kernels.matmul.problem import MATMUL, MatmulProblem, Precision, WeightLayout
-from kanawa.kernels.matmul.reference import dot_precision
+from kanawa.kernels.matmul.problem import MATMUL, MatmulProblem, Precision, WeightLayout, dot_precision
 from kanawa.kernels.matmul.select import by_reference_alone, only_reference, recorded_choices, select_matmul
 from kanawa.kernels.platform import mesh_error
 from kanawa.kernels.selection import preferred_problem

@@ -15,8 +15,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 from kanawa.kernels.custom_gradient import applied
-from kanawa.kernels.matmul.problem import MatmulProblem
-from kanawa.kernels.matmul.reference import dot_precision
+from kanawa.kernels.matmul.problem import MatmulProblem, dot_precision
 from kanawa.kernels.matmul.select import select_matmul
 from kanawa.kernels.operation import Kernel
 

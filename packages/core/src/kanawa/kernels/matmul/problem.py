@@ -1,13 +1,13 @@
-"""MatmulProblem: all that is static about one call, and the operation."""
+"""MatmulProblem: all that is static about one call; the operation, and its reference."""
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
-from kanawa.kernels.operation import Operands, Operation, Problem
+from kanawa.kernels.operation import Operands, Operation, Problem, UniversalKernel
 from kanawa.plugins.records import Purpose
 
 XLayout = Literal["rows_first", "inner_first"]
@@ -139,3 +139,26 @@ class MatmulProblem(Problem):
             weight_dtype=other if from_left else self.dtype,
             dtype=self.weight_dtype if of_weight else self.x_dtype,
         )
+
+
+class ReferenceMatmul(UniversalKernel):
+    """matmul.any.xla: one `dot_general`, which every platform compiles to its own matmul and splits over a mesh."""
+
+    name: ClassVar[str] = "matmul.any.xla"
+    operation: ClassVar[str] = "matmul"
+
+    def forward(self, problem: MatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
+        """Returns (out [rows, outputs], None)."""
+        out = jax.lax.dot_general(
+            operands["x"],
+            operands["weight"],
+            (problem.contraction, ((), ())),
+            precision=dot_precision(problem.precision),
+            preferred_element_type=problem.sum_dtype,
+        )
+        return out.astype(problem.dtype), None
+
+
+def dot_precision(name: str) -> Any:
+    """Returns what `dot_general` takes for a problem's `precision`."""
+    return jax.lax.Precision.HIGHEST if name == "highest" else None
