@@ -150,7 +150,9 @@ def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
     device = request.target.device
     kernel = tuned(component("kernels", request.kernel)(), request.tuning)
     records: list[KernelSchedule] = []
-    for half in component("kernel_tools", "halves")(kernel, request.problem, request.differentiated):
+    for half in component("kernel_tools", "halves", asker="kanawa-backends-gpu")(
+        kernel, request.problem, request.differentiated
+    ):
         compiled = compiled_half(half, device)
         if not compiled.calls and compiled.libraries:
             message = (

@@ -24,7 +24,9 @@ def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
     kernel: Kernel = component("kernels", request.kernel)()
     with tempfile.TemporaryDirectory(prefix="kanawa-schedule-") as name:
         folder = Path(name)
-        calls = component("kernel_tools", "compile-apart")(request, folder, _environment(folder))
+        calls = component("kernel_tools", "compile-apart", asker="kanawa-backends-tpu")(
+            request, folder, _environment(folder)
+        )
         schedules = []
         for number, record in enumerate(calls):
             flops = _matmuls(kernel, record["name"]) * request.problem.matmul_flops

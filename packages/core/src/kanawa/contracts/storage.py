@@ -109,7 +109,8 @@ def open_storage(address: str) -> Storage:
             "give the folder that it appears as, or install a package with a component of kind storages for it"
         )
         raise UsageError(message)
-    kind = component("storages", scheme)
+    # An address has no place for a distribution: of several claimants Kanawa's own is meant.
+    kind = component("storages", scheme, asker="kanawa")
     opened: Storage = kind.Config().build(address=f"{scheme}://{match['rest'].rstrip('/')}")
     return opened
 

@@ -77,7 +77,7 @@ class PipelineModifier(kn.Modifier):
     def _parts(self) -> PipelineParts:
         """Returns what the schedule of that name puts into a config."""
         own = self.config
-        parts = kn.component("pipelines", own.schedule)(own.microbatches, own.rounds)
+        parts = kn.component("pipelines", own.schedule, asker="kanawa-parallel")(own.microbatches, own.rounds)
         if not isinstance(parts, PipelineParts):
             message = (
                 f"pipeline: the schedule {own.schedule!r} returned {type(parts).__qualname__}, expected PipelineParts "

@@ -16,7 +16,7 @@ def named_policy(name: str) -> RematPolicy.Config:
 
     Raises UnknownNameError with near names where nothing is called so, UsageError where it is no policy.
     """
-    component = kn.component(KIND, name)
+    component = kn.component(KIND, name, asker="kanawa-parallel")
     is_policy = isinstance(component, type) and issubclass(component, RematPolicy)
     made = component.Config() if is_policy else component()
     if not isinstance(made, RematPolicy.Config):

@@ -15,7 +15,7 @@ STEPS = 200
 
 def grpo_demo() -> kn.Config:
     """Returns GRPO on strings of two letters: the share that is right rises from a sixteenth to most."""
-    model = kn.component("models", "llama-tiny")().set(vocab_size=16, input_dim=64)
+    model = kn.component("models", "llama-tiny", asker="kanawa-runtime")().set(vocab_size=16, input_dim=64)
     model.embedding.set(init_stddev=64**-0.5)
     model.stack.set(num_layers=2, scan=False)  # two layers compile in a moment, and a loop copies slices at each step
     kn.replace(model, target=SequenceMixer, edit=lambda node: node.set(num_heads=2, num_kv_heads=2))
@@ -28,7 +28,9 @@ def grpo_demo() -> kn.Config:
         learner=Learner.Config(schedule=Constant.Config(peak=2e-3)),
         checkpoints=CheckpointPolicy(every_steps=50),
     )
-    grpo = kn.component("modifiers", "grpo").Config(reward=matching_tokens, group_size=8, new_tokens=2)
+    grpo = kn.component("modifiers", "grpo", asker="kanawa-runtime").Config(
+        reward=matching_tokens, group_size=8, new_tokens=2
+    )
     trained: kn.Config = grpo.build()(cfg)
     # One shape of each kind: all rows begin and end together, and each program more takes seconds to compile.
     shapes = {"batch_sizes": (128,), "prefill_rows": (128,), "prefill_sizes": (8,)}

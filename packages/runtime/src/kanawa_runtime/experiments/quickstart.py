@@ -17,10 +17,10 @@ def quickstart() -> kn.Config:
 
     `benchmarks/quickstart_curve.py` shows what its choices are worth at equal time.
     """
-    model = kn.component("models", "llama-tiny")()
+    model = kn.component("models", "llama-tiny", asker="kanawa-runtime")()
     # A processor loses more on several small products of one input than on a single larger one.
     for name in ("fused-qkv", "fused-gate-up"):
-        model = kn.component("modifiers", name).Config().build()(model)
+        model = kn.component("modifiers", name, asker="kanawa-runtime").Config().build()(model)
     model.stack.set(scan=False)  # four layers compile in a few seconds, and a loop copies its slices each step
     return Trainer.Config(
         model=model,

@@ -43,6 +43,6 @@ class GRPO(kn.Modifier):
             reference=own.kl > 0, advantages=centred if own.dr else group_relative,
         )  # fmt: skip
         # By its name in the catalog: this package never imports the one that brings losses.
-        loss = kn.component("modifiers", "policy-loss").Config(kl=own.kl, dr=own.dr)
+        loss = kn.component("modifiers", "policy-loss", asker="kanawa-runtime").Config(kl=own.kl, dr=own.dr)
         changed: kn.Config = loss.build()(cfg.set(rollouts=rollouts))
         return changed

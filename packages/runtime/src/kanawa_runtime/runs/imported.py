@@ -57,7 +57,7 @@ def _stores(directory: Path) -> Iterator[tuple[str, ModelStore]]:
     """Yields the usable model stores that hold a folder, with their names."""
     for state in host().components("model_stores"):
         if state.state.usable:
-            store: ModelStore = component("model_stores", state.name)()
+            store: ModelStore = component("model_stores", state.key)()
             if store.holds(directory):
                 yield state.name, store
 
@@ -80,7 +80,7 @@ def stored_model(directory: Path) -> StoredModel:
     # A run that starts from this one has its own mesh in force, and JAX refuses arrays of one device under it.
     with jax.set_mesh(Mesh(np.array(jax.local_devices()[:1]), ("here",))):
         stored = stored_elsewhere(directory)
-        own = component("model_stores", OWN)()
+        own = component("model_stores", OWN, asker="kanawa-runtime")()
         if stored is None and own.holds(directory):
             stored = own.load(directory)
     if stored is None:

@@ -26,7 +26,7 @@ def load_adapter(directory: Path, model: Config) -> StoredAdapter:
     check_is_directory(directory)
     for state in host().components("adapter_stores"):
         if state.state.usable:
-            store: AdapterStore = component("adapter_stores", state.name)()
+            store: AdapterStore = component("adapter_stores", state.key)()
             if store.holds(directory):
                 # Names of projections don't depend on the form that the model stores its weights in.
                 return store.load(directory, plain_config(model))

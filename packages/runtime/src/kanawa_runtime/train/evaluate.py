@@ -150,5 +150,5 @@ def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environ
     """Returns the sampler of an experiment; None without a prompt, and for what writes no text."""
     if not prompt:
         return None
-    sampler: Sampler | None = component("samplers", _NAME)(prompt, model, source, environment)
+    sampler: Sampler | None = component("samplers", _NAME, asker="kanawa-runtime")(prompt, model, source, environment)
     return sampler

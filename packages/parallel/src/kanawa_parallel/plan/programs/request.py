@@ -40,7 +40,7 @@ class PlanRequest:
         composed: list[Composition] = []
         problems: list[str] = []
         for selector in targets:
-            modifiers = [*self.modifiers, *changes]
+            modifiers = [*self.modifiers, *map(_spelled, changes)]
             try:
                 composition = compose(self.experiment, selector, modifiers, self.overrides, self.data)
             except CompositionError as error:
@@ -58,7 +58,7 @@ class PlanRequest:
     def words(self, target: str, changes: Sequence[str] = ()) -> list[str]:
         """Returns the words of a command line that say the same."""
         words = [self.experiment, "--on", target]
-        words += [word for each in (*self.modifiers, *changes) for word in ("--modify", each)]
+        words += [word for each in (*self.modifiers, *map(_spelled, changes)) for word in ("--modify", each)]
         words += [word for each in self.overrides for word in ("--set", each)]
         return words if self.data is None else [*words, "--data", self.data]
 
@@ -80,6 +80,12 @@ class PlanRequest:
                 return {"experiment": self.experiment, "target": target, "error": message}
         plan: dict[str, Any] = json.loads(done.stdout)
         return plan
+
+
+def _spelled(change: str) -> str:
+    """Returns a change of our own with its modifier's full name, if another distribution claims the bare one."""
+    name, colon, values = change.partition(":")
+    return host().spelled("modifiers", name, "kanawa-parallel") + colon + values
 
 
 def missing_compilers(composed: Sequence[Composition]) -> list[str]:

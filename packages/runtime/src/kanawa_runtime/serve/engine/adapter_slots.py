@@ -38,7 +38,7 @@ class AdapterSlots:
 
     def __init__(self, model: CausalLM, slots: int, rank: int) -> None:
         """Raises UsageError where the model has no projections that could have adapters."""
-        modifier = component("modifiers", "lora-pool").Config(slots=slots, rank=rank).build()
+        modifier = component("modifiers", "lora-pool", asker="kanawa-runtime").Config(slots=slots, rank=rank).build()
         #: The same model with empty slots; its parameters are the model's and `arrays`.
         self.model: CausalLM = modifier(model.config.clone()).build()
         self._specs: Mapping[str, ParamSpec] = flatten_paths(param_specs(self.model))

@@ -87,14 +87,16 @@ def _with_caches(model: CausalLM, config: EngineConfig, num_pages: int, bits: bo
     if not caches:
         return model
     # By their names in the catalog: this package never imports the one that brings layers.
-    pages = kn.component("caches", "paged").Config(page_size=config.page_size, num_pages=num_pages, bits=bits)
+    pages = kn.component("caches", "paged", asker="kanawa-runtime").Config(
+        page_size=config.page_size, num_pages=num_pages, bits=bits
+    )
     inexact = [(path, node) for path, node in caches if not _is_exact(node)]
     if config.int8_cache:
         if inexact:
             path, node = inexact[0]
             message = f"int8_cache would replace the cache of {path} ({_name(node)}), which isn't exact; leave it unset"
             raise UsageError(message)
-        pages = kn.component("caches", "quantised").Config(codes=pages, scales=pages)
+        pages = kn.component("caches", "quantised", asker="kanawa-runtime").Config(codes=pages, scales=pages)
     paged: list[str] = []
     for path, node in caches:
         if _is_exact(node) and not any(path.startswith(f"{outer}.") for outer in paged):
