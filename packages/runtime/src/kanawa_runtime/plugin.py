@@ -24,10 +24,10 @@ def kanawa_kinds() -> list[Kind]:
 
 @hookimpl
 def kanawa_commands() -> list[Command]:
-    """Returns the verbs that train, evaluate, generate, serve, bench, chat, report, average and launch."""
-    from kanawa_runtime.commands import average, bench, chat, evaluate, generate, launch, report, serve, train
+    """Returns the verbs that train, evaluate, generate, serve, bench, chat, report, average, launch and sweep."""
+    from kanawa_runtime.commands import average, bench, chat, evaluate, generate, launch, report, serve, sweep, train
 
-    verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch)
+    verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch, sweep)
     return [verb.command() for verb in verbs]
 
 
