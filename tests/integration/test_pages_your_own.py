@@ -24,6 +24,7 @@ def test_every_page_builds_tests_and_uses_its_package():
         "kernel.md",
         "service.md",
         "experiment.md",
+        "backend.md",
     }
     for name in OWN:
         commands = "".join(block.text for block in PAGES[name] if block.is_run and block.language == "sh")
