@@ -134,11 +134,21 @@ def test_pins_win_in_their_order_and_must_hold(install):
         choose(pins=["attention.gpu.fuse"])
 
 
-def test_a_tie_between_distributions_is_refused_and_a_pin_settles_it(install):
-    install(a=values(GpuFused), b=values(GpuOther))
-    with pytest.raises(KernelError, match="a:attention.gpu.fused and b:attention.gpu.other rank equally"):
-        choose()
-    assert choose(pins=["attention.gpu.other"]).kernel == "attention.gpu.other"
+def test_a_tie_between_distributions_is_settled_by_their_names_and_said_once(install, caplog):
+    install(b=values(GpuOther), a=values(GpuFused))
+    choice = choose()
+    assert choice.kernel == "attention.gpu.fused"
+    pin = """--set 'execution.kernels={"attention": "b:attention.gpu.other"}'"""
+    said = "a:attention.gpu.fused and b:attention.gpu.other rank equally: the first is used, and another with " + pin
+    assert choice.note == said
+    choose("gpu", require_fused=True)
+    assert [record.message for record in caplog.records] == [said]
+    assert choose(pins=["b:attention.gpu.other"]).kernel == "attention.gpu.other"
+
+
+def test_of_equals_kanawas_own_kernel_is_used(install):
+    install(a=values(GpuFused), kanawa=values(GpuOther))
+    assert choose().kernel == "attention.gpu.other"
 
 
 def test_requiring_a_fused_kernel_lists_every_refusal(install):

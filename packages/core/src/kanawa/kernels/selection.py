@@ -13,7 +13,9 @@ from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.operation import Kernel, Operation, Tuning
 from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import SUPPORTED, refuse
+from kanawa.plugins import host
 from kanawa.plugins.devices import OWN, device_spec_of_kind
+from kanawa.plugins.discovery import own_packages
 
 if TYPE_CHECKING:
     from kanawa.arrays.plan import KernelPolicy, KernelUse
@@ -62,7 +64,6 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
 
 def _question(operation: Operation, problem: Any, split_error: str) -> _Question:
     from kanawa.arrays.plan import current_plan
-    from kanawa.plugins import host
 
     platform, kind = current_platform()
     plan = current_plan()
@@ -131,7 +132,8 @@ def _answer(question: _Question) -> Selection:
     elif recorded.kernel:
         best, note = _as_recorded(question, recorded.kernel, supporting, refused)
     else:
-        best = _as_measured(question, measured.kernel, supporting) or _best(question, supporting, refused)
+        fastest = _as_measured(question, measured.kernel, supporting)
+        best, note = (fastest, "") if fastest else _best(question, supporting, refused)
     # A run keeps the sizes it began with: others round otherwise.
     use = next((use for use in (recorded, measured) if use.kernel == best.name), _Use())
     tuning, unknown = _offered(question, best, use.tuning)
@@ -205,32 +207,32 @@ def _instance(key: str, value: str) -> Kernel:
     return kernel
 
 
-def _rank(item: tuple["ComponentState", Kernel]) -> tuple[int, int, str]:
+def _rank(item: tuple["ComponentState", Kernel]) -> tuple[bool, int, bool, str, str]:
+    """Special kernels, then priority; of equals Kanawa's own, then by the names of distribution and kernel."""
     state, kernel = item
     general = state.name.split(".")[1] == "any"
-    return general, -kernel.priority, state.name
+    return general, -kernel.priority, state.distribution not in own_packages(), state.distribution, state.name
 
 
 def _best(
     question: _Question,
     supporting: list[tuple["ComponentState", Kernel]],
     refused: list[tuple[str, str]],
-) -> Kernel:
+) -> tuple[Kernel, str]:
+    """Returns the kernel that ranks first, and what is to be said of others that rank equally."""
     if not supporting:
         message = f"no installed kernel supports {_what(question)}{_listing(refused)}"
         raise KernelError(message)
-    ranked = sorted(supporting, key=_rank)
-    state, kernel = ranked[0]
-    for other, _ in ranked[1:]:
-        tied = _rank(ranked[0])[:2] == _rank((other, _))[:2]
-        if tied and other.distribution != state.distribution:
-            message = (
-                f"{state.key} and {other.key} rank equally for {_what(question)}; "
-                f"pin one of them in the plan: "
-                f"KernelPolicy(pins=(({question.operation.name!r}, {state.name!r}),))"
-            )
-            raise KernelError(message)
-    return kernel
+    first, *others = sorted(supporting, key=_rank)
+    state, kernel = first
+    tied = [o for o, k in others if _rank((o, k))[:2] == _rank(first)[:2] and o.distribution != state.distribution]
+    if not tied:
+        return kernel, ""
+    pin = f'--set \'execution.kernels={{"{question.operation.name}": "{tied[0].key}"}}\''
+    names = " and ".join(other.key for other in tied)
+    note = f"{state.key} and {names} rank equally: the first is used, and another with {pin}"
+    host().warn(note)
+    return kernel, note
 
 
 class _Use(NamedTuple):
@@ -287,7 +289,7 @@ def _as_recorded(
     found = next((kernel for _, kernel in supporting if kernel.name == recorded), None)
     if found is None:
         gone = f"it is not installed for {question.platform} any more"
-        best = _best(question, supporting, refused)
+        best, _ = _best(question, supporting, refused)
         return best, f"this run had {recorded}, which can't be used: {dict(refused).get(recorded, gone)}"
     _, first = min(supporting, key=_rank)
     if first is found:
