@@ -1,11 +1,12 @@
 """Reading files of a folder from elsewhere: ordinary, inside the folder, and no longer than such a file is."""
 
+import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kanawa.errors import UsageError
 
@@ -53,12 +54,19 @@ def _check_kind(file: Path, mode: int) -> None:
         raise UnreadableFileError(message)
 
 
-def guarded_bytes(file: Path, home: Path | None = None, *, most: int) -> bytes:
-    """Returns the bytes of a file of at most `most`; raises UnreadableFileError, or OSError where there is none."""
+@contextlib.contextmanager
+def guarded_open(file: Path, home: Path | None = None) -> Iterator[BinaryIO]:
+    """Opens a file of any length to be read; raises UnreadableFileError, or OSError where there is none."""
     check_readable(file, home)
     with open(file, "rb", opener=_open_at_once) as stream:
         # Checked again: the file may have been replaced.
         _check_kind(file, os.fstat(stream.fileno()).st_mode)
+        yield stream
+
+
+def guarded_bytes(file: Path, home: Path | None = None, *, most: int) -> bytes:
+    """Returns the bytes of a file of at most `most`; raises UnreadableFileError, or OSError where there is none."""
+    with guarded_open(file, home) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
         message = f"{file} is more than {most:,} bytes, which no file of that name is; download it again"

@@ -30,7 +30,7 @@ CORE = {
 
 #: What the tests compare kernels on, as the installed kernel tools declare it.
 EXAMPLES = tuple(entry for found in discover() for entry in found.entries if entry.kind == "kernel_examples")
-DILATED = Entry(kind="masks", name="dilated", value="kanawa.kernels.predicates:dilated")
+DILATED = Entry(kind="masks", name="dilated", value="kanawa.kernels.masks:dilated")
 
 
 def provider(name, kernels):

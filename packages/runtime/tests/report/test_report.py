@@ -183,6 +183,16 @@ def test_steps_and_throughput_of_several_attempts(tmp_path: Path) -> None:
     assert {step for step, _ in run.step_seconds()} == set(map(float, range(2, 41)))
 
 
+def test_the_reward_of_a_run_that_learns_from_one_is_shown_first(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    steps = [{"event": "step", "step": n, "loss": 0.1, "reward": n / 10, "metrics": {}} for n in range(1, 41)]
+    (run / "events.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    page = _page([run], tmp_path / "report.html")
+    assert "Mean reward of the rollouts" in page and "mean reward of the last 20 updates" in page
+    assert run_figures([run])[0]["reward"] == pytest.approx(3.05)
+
+
 def test_names_tell_runs_apart(tmp_path: Path) -> None:
     runs = [load_run(tmp_path / part) for part in ("x/seed/run", "y/seed/run")]
     assert distinct_names(runs) == ["x/seed/run", "y/seed/run"]

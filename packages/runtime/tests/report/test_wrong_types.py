@@ -2,10 +2,17 @@
 
 import copy
 import json
+import os
 
 import pytest
+from kanawa.guarded_read import UnreadableFileError
+from kanawa_runtime.checkpoint.layout import recorded_commits
+from kanawa_runtime.goodput.time_log import read_time_records
+from kanawa_runtime.launch.grace import measured_grace
 from kanawa_runtime.report import run_figures, write_report
-from kanawa_runtime.runs.events import read_events
+from kanawa_runtime.report.run_data import load_run
+from kanawa_runtime.runs.events import EventLog, read_events
+from kanawa_runtime.storage.place import stands_for
 
 WRONG = ["text", "", -1, 1.5, True, [], [[1]], ["a"], {}, {"a": None}, {"a": {"b": []}}, 10**400, float("nan"), 1e300]
 GIT = {"commit": "0123456789abcdef", "branch": "topic", "dirty": True}
@@ -68,3 +75,31 @@ def test_a_record_of_plugins_that_is_something_else(text, tmp_path):
     (run / "plugins.json").write_text(text)
     write_report([run], tmp_path / "report.html")
     run_figures([run])
+
+
+# --- files that aren't files ------------------------------------------------------------------------------------------
+
+
+def _pipe(path):
+    os.mkfifo(path)
+
+
+def _device(path):
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [_pipe, _device])
+@pytest.mark.parametrize("name", ["events.jsonl", "plugins.json", "config.json", "alive.json", ".address"])
+def test_a_pipe_or_a_device_in_a_run_is_not_waited_for(tmp_path, make, name):
+    (tmp_path / "events.jsonl").write_text('{"event": "step", "step": 1, "loss": 2.0}\n')
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    if name == "events.jsonl":
+        for read in (load_run, read_time_records, recorded_commits, lambda run: EventLog(run / name)):
+            with pytest.raises(UnreadableFileError, match="expected an ordinary file"):
+                read(tmp_path)
+    else:
+        assert load_run(tmp_path).steps[1]["loss"] == 2.0
+        assert measured_grace(str(tmp_path)).seconds
+        assert stands_for(tmp_path) is None

@@ -58,8 +58,19 @@ def test_a_resume_is_the_next_attempt_and_reports_placement_changes(tmp_path: Pa
     assert read_config(tmp_path).execution.devices == 4
 
 
+def test_an_attempt_that_failed_before_its_first_step_leaves_the_folder_to_another_experiment(tmp_path: Path) -> None:
+    with RunDirectory.open(tmp_path, _config()) as run:
+        run.events().write("run_started")
+    (tmp_path / "tokenizer.json").write_text("of the first one's text")
+    with RunDirectory.open(tmp_path, _config(width=16)) as run:
+        assert "width: 8 -> 16" in [str(change) for change in run.changes]
+    assert read_config(tmp_path).width == 16
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
 def test_another_experiment_is_refused_with_what_differs(tmp_path: Path) -> None:
-    RunDirectory.open(tmp_path, _config()).close()
+    with RunDirectory.open(tmp_path, _config()) as run:
+        run.events().write("step", step=1)
     other = _config(width=16, rate=0.5, execution=Execution(devices=2))
     with pytest.raises(RunDirectoryError) as caught:
         RunDirectory.open(tmp_path, other)

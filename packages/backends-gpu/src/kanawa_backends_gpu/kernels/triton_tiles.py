@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
-from kanawa.kernels.masks import MaskSpec
-from kanawa.kernels.predicates import unfit
+from kanawa.kernels.masks import MaskSpec, unfit
 
 #: What the matrix units multiply at least: narrower tiles are padded to it.
 NARROWEST = 16

@@ -23,10 +23,12 @@ KernelUse = tuple[str, str, str, tuple[tuple[str, int], ...]]
 class Distributed(abc.ABC):
     """A strategy's implementation of an operation over the shards of an axis on which each shard's result depends.
 
-    Instances are part of the execution plan and thus of jit's cache key: make them frozen dataclasses.
+    Instances are part of the execution plan and thus of jit's cache key: make them frozen dataclasses. `through` takes
+    what the operation's call has (attention: problem and operands, of the whole sequence) and returns its output;
+    attention's may be None, where it doesn't apply.
     """
 
-    #: The operation: "attention" (kanawa.kernels.attention.over_shards) or "experts" (TokenDispatcher).
+    #: The operation: "attention" or "experts" (TokenDispatcher).
     operation: ClassVar[str]
     #: Its name in the kernel manifest, such as "ring".
     name: ClassVar[str]

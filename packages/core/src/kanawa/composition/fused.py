@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kanawa.config import Config, replace
-from kanawa.contracts.fusable import Fusable
+from kanawa.contracts.weights import Fusable
 from kanawa.module import Module
 
 

@@ -1,19 +1,41 @@
-"""What a source of training rows promises: row r is a pure function of (config, seed, r)."""
+"""From text to the batches of one process: tokenizer, source and loader."""
 
 import abc
-from collections.abc import Iterable
-from typing import Literal, Self
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
 from kanawa.config import Configurable, Seed, Size
-from kanawa.contracts.tokenizer import Tokenizer
+from kanawa.contracts.batch import Batch
 
 Split = Literal["train", "validation"]
 
 
+class Tokenizer(Protocol):
+    """What callers of a data source need of its tokenizer; anything with these members fits."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a text when a model draws them."""
+
+    def encode(self, text: bytes | str) -> np.ndarray:
+        """Returns the ids of `text`, int32 [tokens]."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of `ids`."""
+
+    def save(self, path: str | Path) -> None:
+        """Writes the tokenizer to one file; the trainer keeps it in the run, since a learned one can't be relearned."""
+
+
 class DataSource(Configurable):
-    """A global sequence of rows, addressed by index, the same for any number of hosts and any restart.
+    """A global sequence of rows: row r is a pure function of (config, seed, r), for any number of hosts and restarts.
 
     The data state of a run is therefore one number: how many rows were consumed. Hosts take slices of the index.
     Building a source opens nothing: a plan describes its batches on a machine that doesn't have the data.
@@ -90,3 +112,36 @@ class DataSource(Configurable):
         """Returns the text behind a split's rows, document by document; None where the rows aren't made of text."""
         del split
         return None
+
+
+class Loader(Configurable):
+    """The trainer's and the evaluation's `loader` slot; a component of kind "loaders".
+
+    Step s of an iteration holds, of each global batch, the rows `start_row + s * global_batch + p` for p in
+    `local_rows`. Nothing else is state: a resumed run builds a new loader at the number of rows consumed, so the order
+    may depend on neither threads nor time. How far it reads ahead is a placement choice.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        *,
+        source: DataSource,
+        global_batch: int,
+        local_rows: Sequence[int] | None = None,
+        start_row: int = 0,
+    ) -> None:
+        """Takes this process's places in the global batch; None is all of them (one process)."""
+        super().__init__(cfg)
+        self.source = source
+        self.global_batch = global_batch
+        self.local_rows = tuple(range(global_batch) if local_rows is None else local_rows)
+        self.start_row = start_row
+
+    @abc.abstractmethod
+    def __iter__(self) -> Generator[Batch, None, None]:
+        """Yields batches of NumPy arrays [local rows, length], without end where the source has none.
+
+        A source that ends is padded to whole batches with rows of weight 0: every process must take as many steps.
+        Positions and segment ids are None where the source isn't packed. Closing the generator ends its threads.
+        """

@@ -1,7 +1,8 @@
 """What lives beside a run: a logger, a watchdog, a status page. It sees every event and never changes the maths."""
 
 import abc
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from kanawa.config import Config, Configurable, NonNegative
@@ -30,6 +31,19 @@ class Run(Protocol):
         """The experiment's frozen config."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Steer:
+    """What a service asks of the training after an evaluation, and why: to stop, to save, another learning rate.
+
+    `rate` multiplies the learning rate from here on, on top of what was asked before; the learner must be `steerable`.
+    """
+
+    reason: str
+    stop: bool = False
+    save: bool = False
+    rate: float = 1.0
+
+
 class Service(Configurable):
     """One entry of the trainer's `services` slot; a component of kind "services".
 
@@ -43,6 +57,8 @@ class Service(Configurable):
     #: Whether it runs in every process of a gang, as what watches over a process does; events of others than the first
     #: are in no file.
     everywhere: ClassVar[bool] = False
+    #: Whether `steer` is asked after each evaluation.
+    steers: ClassVar[bool] = False
 
     class Config(Configurable.Config):
         """`stop_seconds`: how long the end of a run waits for the service's last events and its `stop`."""
@@ -61,6 +77,16 @@ class Service(Configurable):
         Non-finite numbers are the strings "nan", "inf" and "-inf".
         """
         del run, event
+
+    def steer(self, run: Run, evaluations: Sequence[Mapping[str, Any]]) -> Steer | None:
+        """Returns what to ask of the training, or None; called in the first process, on the thread that trains.
+
+        `evaluations` are the run's records of kind "eval" up to now, oldest first, those of earlier attempts included
+        and those of steps that are made again left out. An answer that follows from them alone is the same after a
+        resume. In a gang all processes do what is asked here, at the same step.
+        """
+        del run, evaluations
+        return None
 
     def section(self, run: Run, name: str, step: int) -> None:
         """Called whenever the training enters a section of its life, such as "compile", "save", and at every "step".

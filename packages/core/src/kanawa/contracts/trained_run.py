@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack, overload
 
 from kanawa.config import Config
+from kanawa.contracts.data import Tokenizer
 from kanawa.contracts.roles import Model
-from kanawa.contracts.tokenizer import Tokenizer
 
 
 class Settings(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""Weights that can be stored and multiplied in other forms than one dense array, and their adapters.
+"""Weights that can be stored, multiplied and fused in other forms than one dense array, and their adapters.
 
 A layer that declares its weights through `Weighted` is reached by every weight form (quantised training, quantised
 storage) and, where it has an adapter slot, by every adapter (LoRA and others), without knowing any of them.
@@ -170,3 +170,21 @@ class Weighted(Module, abstract=True):
             suffix: self.param(name + suffix, jnp.dtype(spec.dtype) if suffix else None)
             for suffix, spec in self.stored_specs(name).items()
         }
+
+
+class Fusable(Module, abstract=True):
+    """A layer that can be rewritten to compute the same with fewer or faster matmuls of few rows.
+
+    With few rows a matmul costs what reading its weight and starting it cost, so engines fuse what they can. Training
+    and checkpoints have separate weights.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def fused_config(cls, cfg: Any) -> Any:
+        """Returns the config of the fused layer, or None where weights aren't alike or plain."""
+
+    @nowrap
+    @abc.abstractmethod
+    def fuse(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fused layer's parameters; both may have a stack's leading axes."""

@@ -4,16 +4,20 @@ Shapes: B batch (or 1, which broadcasts), T queries, S keys.
 """
 
 import dataclasses
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 
 from kanawa.errors import KernelError
+from kanawa.plugins import component
 
+_CALLS = frozenset({"jit", "pjit"})
 _ATOMS = ("causal", "window", "chunk", "predicates", "any_of")
 
 
@@ -208,9 +212,10 @@ class MaskSpec:
         result = self._by_position(q, k, divide)
         for group in self.any_of:
             members = [member.visible(q, k, q_segments, k_segments, prefix, divide) for member in group]
+            limits = [member for member in members if member is not None]
             # None allows everything, and so does a group with one such mask.
-            if all(member is not None for member in members):
-                result = _both(result, _any(members))
+            if len(limits) == len(members):
+                result = _both(result, functools.reduce(operator.or_, limits))
         if self.prefix:
             within = k < _needed(prefix, "prefix", "prefix_lengths")
             result = within if self.is_lone_prefix else None if result is None else result | within
@@ -282,13 +287,6 @@ def _rows(x: jax.Array) -> jax.Array:
     return x if x.ndim == 2 else x[None]
 
 
-def _any(masks: list[Any]) -> jax.Array:
-    result = masks[0]
-    for mask in masks[1:]:
-        result = result | mask
-    return jnp.asarray(result)
-
-
 def _needed(value: jax.Array | None, condition: str, operand: str) -> jax.Array:
     if value is None:
         message = f"the mask has {condition} but there is no {operand}; pass {operand}="
@@ -297,10 +295,47 @@ def _needed(value: jax.Array | None, condition: str, operand: str) -> jax.Array:
 
 
 def _predicate(name: str) -> Any:
-    from kanawa.plugins import component
-
     function = component("masks", name)
     if len(inspect.signature(function).parameters) != 2:
         message = f"mask predicate {name!r} must take (query positions, key positions)"
         raise MaskError(message)
     return function
+
+
+def dilated(q_positions: jax.Array, kv_positions: jax.Array) -> jax.Array:
+    """Returns where the distance is even: every second key (Beltagy et al. 2020, arXiv:2004.05150, section 3.1).
+
+    q_positions: int [..., T, 1]; kv_positions: int [..., 1, S]. Operators alone, so that it runs inside any kernel.
+    """
+    # `& 1` is also right for negative distances, and no division, which some accelerators emulate.
+    return ((q_positions - kv_positions) & 1) == 0
+
+
+def unfit(mask: MaskSpec, elementwise: frozenset[str], language: str) -> str:
+    """Returns why a predicate of the mask, `any_of` included, can't run in a kernel; empty if all can.
+
+    elementwise: the primitives that the kernel's language has for numbers of a tile.
+    """
+    reasons = [_unfit(name, elementwise, language) for name in mask.predicates]
+    reasons += [unfit(inner, elementwise, language) for group in mask.any_of for inner in group]
+    return "; ".join(reason for reason in reasons if reason)
+
+
+@functools.lru_cache(maxsize=256)
+def _unfit(name: str, elementwise: frozenset[str], language: str) -> str:
+    positions = (jax.ShapeDtypeStruct((1, 16, 1), jnp.int32), jax.ShapeDtypeStruct((1, 1, 16), jnp.int32))
+    traced = jax.make_jaxpr(component("masks", name))(*positions)
+    if traced.consts:
+        return f"predicate {name!r} reads an array of its own; a kernel only sees positions"
+    foreign = sorted(_primitives(traced.jaxpr) - elementwise)
+    return f"predicate {name!r} uses {', '.join(foreign)}, which no {language} kernel has" if foreign else ""
+
+
+def _primitives(jaxpr: jax.extend.core.Jaxpr) -> set[str]:
+    names: set[str] = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _CALLS:
+            names |= _primitives(equation.params["jaxpr"].jaxpr)
+        else:
+            names.add(equation.primitive.name)
+    return names

@@ -1,10 +1,18 @@
-"""Which platform and device a program is built for: those of the plan, else of the mesh or the process."""
+"""Which platform and device a program is built for: those of the plan, else of the mesh or the process; or none.
 
+What is traced for shapes alone (`outline`) is never compiled, so a kernel needs no library of its platform to be there.
+"""
+
+import contextlib
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import jax
 
 from kanawa.plugins.devices import device_spec_of_kind, platform_of
+
+_outlined: ContextVar[bool] = ContextVar("kanawa_outline", default=False)
 
 
 def current_platform() -> tuple[str, str | None]:
@@ -47,3 +55,18 @@ def _described_platform(kind: str) -> str:
     """Returns the platform of the device that a plugin describes, else the process's own."""
     spec = device_spec_of_kind(kind)
     return jax.default_backend() if spec is None else spec.platform
+
+
+@contextlib.contextmanager
+def outline() -> Iterator[None]:
+    """Says that what is traced in the block is only looked at."""
+    token = _outlined.set(True)
+    try:
+        yield
+    finally:
+        _outlined.reset(token)
+
+
+def outlined() -> bool:
+    """Returns whether what is traced now is only looked at."""
+    return _outlined.get()

@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from kanawa.arrays.prng import fold_name
 from kanawa.arrays.spec import ParamSpec
-from kanawa.arrays.tree import Tree, map_paths, merge_trees, unflatten_paths
+from kanawa.arrays.tree import Tree, flatten_paths, map_paths, merge_trees, unflatten_paths
 from kanawa.errors import ModuleError
 from kanawa.module.context import Context, LazyKey, installed, trace_state
 from kanawa.module.emission import Wanted
@@ -114,3 +114,16 @@ def _draw(module: Module, key: jax.Array, declared: Callable[[Module], Mapping[s
 def next_state(state: Mapping[str, Any], outputs: Outputs) -> Tree:
     """Returns the state after a call: updated arrays laid over the old ones."""
     return merge_trees(state, unflatten_paths(outputs.state))
+
+
+class ParameterCount(NamedTuple):
+    """All parameters, and those that take part in one token's forward pass."""
+
+    total: int
+    active: int
+
+
+def count_parameters(module: Module) -> ParameterCount:
+    """Returns the counts of a built module, from its declarations alone; what it leaves idle, each layer says."""
+    total = sum(spec.size for spec in flatten_paths(param_specs(module)).values())
+    return ParameterCount(total, total - module.idle_parameters())

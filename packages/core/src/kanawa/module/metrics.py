@@ -1,82 +1,73 @@
 """Metrics as mergeable sums: added up over layers, microbatches, shards and hosts, divided once, on the host."""
 
-import abc
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import register_pytree_node_class
 
 
-class Metric(abc.ABC):
-    """A value that merges with others of its kind without losing its meaning."""
+class Metric:
+    """A value that merges with others of its kind without losing its meaning; here an fp32 array of sums, `total`.
 
-    __slots__: tuple[str, ...] = ()
+    A kind is a class, registered with JAX, of arrays named by `fields`, and three functions: `pair` of two arrays,
+    `slices` of the leading axis of one, `shards` of those of all shards, by the names of mesh axes.
+    """
 
-    @abc.abstractmethod
+    fields: ClassVar[tuple[str, ...]] = ("total",)
+    pair: ClassVar[Any] = staticmethod(jnp.add)
+    slices: ClassVar[Any] = staticmethod(lambda x: jnp.sum(x, 0))
+    shards: ClassVar[Any] = staticmethod(jax.lax.psum)
+
+    def __init__(self, total: Any) -> None:
+        self.total = jnp.asarray(total, jnp.float32)
+
     def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
         """Returns the arrays it consists of."""
+        return tuple(getattr(self, name) for name in self.fields), None
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: tuple[Any, ...]) -> Self:
         """Rebuilds the metric without conversions, so that placeholders pass through."""
         del aux
         metric = object.__new__(cls)
-        for name, child in zip(cls.__slots__, children, strict=True):
-            setattr(metric, name, child)
+        vars(metric).update(zip(cls.fields, children, strict=True))
         return metric
 
-    @abc.abstractmethod
     def merge(self, other: Self) -> Self:
         """Returns the metric of both together."""
+        merged: Self = jax.tree.map(self.pair, self, other)
+        return merged
 
-    @abc.abstractmethod
     def reduce_leading(self) -> Self:
         """Returns the metric of all slices along the leading axis of its arrays."""
+        reduced: Self = jax.tree.map(self.slices, self)
+        return reduced
 
-    @abc.abstractmethod
     def across(self, axis_names: tuple[str, ...]) -> Self:
         """Returns the metric of all shards; only inside shard_map over these mesh axes."""
+        summed: Self = jax.tree.map(lambda x: self.shards(x, axis_names), self)
+        return summed
 
-    @abc.abstractmethod
     def value(self) -> Any:
         """Returns its number."""
-
-
-def _as_array(value: Any) -> jax.Array:
-    return jnp.asarray(value, jnp.float32)
+        return self.total
 
 
 @register_pytree_node_class
 class Mean(Metric):
-    """A weighted mean, stored as (sum of weight x value, sum of weights), fp32."""
+    """A weighted mean, stored as (sum of weight x value, sum of weights), fp32; 0 where the weight is 0."""
 
-    __slots__ = ("total", "weight")
+    fields = ("total", "weight")
 
     def __init__(self, total: Any, weight: Any = 1.0) -> None:
-        self.total = _as_array(total)
-        self.weight = _as_array(weight)
+        super().__init__(total)
+        self.weight = jnp.asarray(weight, jnp.float32)
 
     @classmethod
     def of(cls, values: jax.Array) -> Self:
         """Returns the plain mean of an array's elements."""
         return cls(jnp.sum(values.astype(jnp.float32)), values.size)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
-        """Returns (total, weight)."""
-        return (self.total, self.weight), None
-
-    def merge(self, other: Self) -> Self:
-        """Returns the mean over both."""
-        return type(self)(self.total + other.total, self.weight + other.weight)
-
-    def reduce_leading(self) -> Self:
-        """Returns the mean over the slices."""
-        return type(self)(jnp.sum(self.total, 0), jnp.sum(self.weight, 0))
-
-    def across(self, axis_names: tuple[str, ...]) -> Self:
-        """Returns the mean over shards."""
-        return type(self)(jax.lax.psum(self.total, axis_names), jax.lax.psum(self.weight, axis_names))
 
     def value(self) -> Any:
         """Returns total / weight, 0 where the weight is 0."""
@@ -84,75 +75,24 @@ class Mean(Metric):
         return self.total / jnp.where(self.weight == 0, 1, self.weight)
 
 
-class _Single(Metric):
-    __slots__ = ("total",)
-
-    def __init__(self, total: Any) -> None:
-        self.total = _as_array(total)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
-        """Returns the one array."""
-        return (self.total,), None
-
-    def value(self) -> Any:
-        """Returns the number."""
-        return self.total
-
-
 @register_pytree_node_class
-class Sum(_Single):
+class Sum(Metric):
     """A sum, such as a count of tokens."""
 
-    # Named again in each class, because tree_unflatten fills the slots of the class itself; and inherited ones aren't
-    # in it.
-    __slots__ = ("total",)
-
-    def merge(self, other: Self) -> Self:
-        """Returns the sum of both."""
-        return type(self)(self.total + other.total)
-
-    def reduce_leading(self) -> Self:
-        """Returns the sum over the slices."""
-        return type(self)(jnp.sum(self.total, 0))
-
-    def across(self, axis_names: tuple[str, ...]) -> Self:
-        """Returns the sum over shards."""
-        return type(self)(jax.lax.psum(self.total, axis_names))
-
 
 @register_pytree_node_class
-class Max(_Single):
+class Max(Metric):
     """A maximum."""
 
-    __slots__ = ("total",)
-
-    def merge(self, other: Self) -> Self:
-        """Returns the larger."""
-        return type(self)(jnp.maximum(self.total, other.total))
-
-    def reduce_leading(self) -> Self:
-        """Returns the largest slice."""
-        return type(self)(jnp.max(self.total, 0))
-
-    def across(self, axis_names: tuple[str, ...]) -> Self:
-        """Returns the largest shard's."""
-        return type(self)(jax.lax.pmax(self.total, axis_names))
+    pair = staticmethod(jnp.maximum)
+    slices = staticmethod(lambda x: jnp.max(x, 0))
+    shards = staticmethod(jax.lax.pmax)
 
 
 @register_pytree_node_class
-class Last(_Single):
-    """The latest value, such as a learning rate; of several layers or microbatches, the last one's."""
+class Last(Metric):
+    """The latest value, such as a learning rate; of layers or microbatches the last one's, of shards the mean."""
 
-    __slots__ = ("total",)
-
-    def merge(self, other: Self) -> Self:
-        """Returns the other, later one."""
-        return type(self)(other.total)
-
-    def reduce_leading(self) -> Self:
-        """Returns the last slice."""
-        return type(self)(self.total[-1])
-
-    def across(self, axis_names: tuple[str, ...]) -> Self:
-        """Returns the mean over shards, which hold the same value."""
-        return type(self)(jax.lax.pmean(self.total, axis_names))
+    pair = staticmethod(lambda earlier, later: later)
+    slices = staticmethod(lambda x: x[-1])
+    shards = staticmethod(jax.lax.pmean)

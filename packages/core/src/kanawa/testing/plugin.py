@@ -108,6 +108,6 @@ def imported_by(value: str, then: str = "") -> list[str]:
         "import sys; from kanawa.plugins.catalog import load_value; "
         f"plugin = load_value({value!r})\n{then}\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

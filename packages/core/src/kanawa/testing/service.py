@@ -77,6 +77,16 @@ class ServiceConformance(ConfiguredConformance):
         finally:
             service.stop(run)
 
+    def test_what_it_asks_of_the_training_follows_from_the_evaluations_alone(self, run: Run) -> None:
+        evaluations = [{"event": "eval", "step": step, "loss": 2.5 + 0.1 * (step % 3)} for step in range(1, 9)]
+        first, second = self.config().build(), self.config().build()
+        for upto in range(1, len(evaluations) + 1):
+            given = [dict(record) for record in evaluations[:upto]]
+            asked = first.steer(run, given)
+            assert given == evaluations[:upto], "steer changed the records"
+            assert asked is None or first.steers, "what steers says so: steers = True"
+        assert second.steer(run, evaluations) == asked, "after a resume it would ask for something else"
+
     def test_a_run_that_fails_at_once_can_be_stopped(self, run: Run) -> None:
         service = self.config().build()
         service.start(run)

@@ -122,7 +122,7 @@ def compile_apart(request: ScheduleRequest, folder: Path, environment: Mapping[s
     """
     (folder / "dump").mkdir(parents=True, exist_ok=True)
     (folder / REQUEST).write_bytes(pickle.dumps(request))
-    arguments = [sys.executable, "-m", "kanawa_kernel_tools.schedules.worker", str(folder)]
+    arguments = [sys.executable, "-P", "-m", "kanawa_kernel_tools.schedules.worker", str(folder)]
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", **environment}
     done = subprocess.run(arguments, env=variables, capture_output=True, text=True, check=False)
     answer = folder / ANSWER

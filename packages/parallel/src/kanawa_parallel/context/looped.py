@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
 from kanawa.kernels.attention.merge import merge, merge_sinks
-from kanawa.kernels.attention.over_shards import AttentionOverShards
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.operation import Kernel, Operands
@@ -20,6 +19,7 @@ from kanawa.kernels.verdict import SUPPORTED, Verdict, first_refusal
 
 from kanawa_parallel.context.contiguous import Contiguous
 from kanawa_parallel.context.layout import KEYS, Result, Saved
+from kanawa_parallel.context.over_shards import AttentionOverShards
 from kanawa_parallel.context.travel import Gather, Ring
 from kanawa_parallel.context.zigzag import ZigZag, balances
 

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from kanawa.kernels.attention.over_shards import AttentionOverShards
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal
+
+from kanawa_parallel.context.over_shards import AttentionOverShards
 
 _WHOLE = "whole"
 

@@ -14,7 +14,7 @@ import kanawa as kn
 from kanawa.arrays.prng import fold_name
 from kanawa.arrays.tree import merge_trees
 from kanawa.contracts import Batch, GradientStrategy, LossProgram, Sequences
-from kanawa.contracts.gradients import ModelLoss
+from kanawa.contracts.strategy import ModelLoss
 from kanawa.errors import ConfigError
 from kanawa.module import Loss, Outputs
 

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from kanawa.guarded_read import guarded_open
+
 from kanawa_runtime.checkpoint.manifest import MANIFEST, is_committed
 from kanawa_runtime.storage.durable import sync_directory
 
@@ -108,7 +110,7 @@ def recorded_commits(run: Path) -> frozenset[int]:
     """Returns the steps that the run's events say were committed; none where there are no events."""
     steps: set[int | None] = set()
     try:
-        with (run / EVENTS).open("rb") as lines:
+        with guarded_open(run / EVENTS) as lines:
             for line in lines:
                 # The log of a long run has millions of lines, of which a parser need see few.
                 if b'"checkpoint_committed"' in line:

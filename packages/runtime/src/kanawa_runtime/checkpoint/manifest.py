@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kanawa.guarded_read import UnreadableFileError, guarded_bytes
+
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.digest import ALGORITHM
 from kanawa_runtime.checkpoint.errors import (
@@ -28,6 +30,8 @@ from kanawa_runtime.storage.durable import write_durable
 FORMAT = 2
 MANIFEST = "manifest.json"
 COMMIT = "COMMIT.json"
+#: An array takes some 200 bytes of a manifest, and the largest models have a million of them.
+_MOST_BYTES = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +132,14 @@ def read_manifest(directory: Path) -> Manifest:
     fails.
     """
     try:
-        commit = json.loads((directory / COMMIT).read_bytes())
+        commit = json.loads(guarded_bytes(directory / COMMIT, most=_MOST_BYTES))
         expected, step, name = commit["manifest_sha256"], commit["step"], str(commit.get("manifest", MANIFEST))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, UnreadableFileError, ValueError, KeyError, TypeError) as error:
         message = f"{directory / COMMIT} can't be read: {brief(error)}"
         raise _unread(error)(message) from error
     try:
-        data = (directory / name).read_bytes()
-    except OSError as error:
+        data = guarded_bytes(directory / name, directory, most=_MOST_BYTES)
+    except (OSError, UnreadableFileError) as error:
         message = f"{directory / name} can't be read: {brief(error)}"
         raise _unread(error)(message) from error
     # A copied or renamed folder would resume at a step whose data and random keys are others.

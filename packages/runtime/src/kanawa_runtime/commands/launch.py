@@ -193,7 +193,7 @@ def _check_experiment(args: argparse.Namespace) -> None:
     words = [args.experiment, *(("--on", args.on) if args.on else ()), *(("--data", args.data) if args.data else ())]
     words += [word for text in args.modify for word in ("--modify", text)]
     words += [word for text in args.set for word in ("--set", text)]
-    command = [sys.executable, "-m", "kanawa.cli", "show", *words]
+    command = [sys.executable, "-P", "-m", "kanawa.cli", "show", *words]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().removeprefix("kanawa: error: ")

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from kanawa.config import REQUIRED, Count, Fraction, to_json
-from kanawa.contracts.data import DataSource, Split
-from kanawa.contracts.tokenizer import Tokenizer
+from kanawa.contracts.data import DataSource, Split, Tokenizer
 
 from kanawa_runtime.data.errors import RowError
 from kanawa_runtime.data.permutation import random_words

@@ -20,9 +20,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kanawa.guarded_read import UnreadableFileError, guarded_json
+
 from kanawa_runtime.goodput.account import STALL_FACTOR, STALL_SECONDS
 from kanawa_runtime.goodput.sections import Section
-from kanawa_runtime.runs.events import EventLog, parsed_event
+from kanawa_runtime.runs.events import EventLog, read_kinds
 from kanawa_runtime.runs.run_directory import ALIVE, EVENTS
 
 _IMPORTED = time.time()
@@ -30,6 +32,7 @@ _IMPORTED = time.time()
 _START = 19
 #: Steps and waits for data are gathered for so long; everything else is written as it ends.
 _GATHER_SECONDS = 1.0
+_MOST_SIGN_BYTES = 1 << 16
 _GATHERED: tuple[Section, ...] = ("step", "data")
 _KINDS = {
     "attempt_opened": "opened",
@@ -141,18 +144,15 @@ def time_records(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def read_time_records(run: Path) -> list[dict[str, Any]]:
     """Returns the records of a run's folder; of a long log only the lines that count are parsed. Raises OSError."""
-    marks = [json.dumps(kind).encode() for kind in _KINDS]
-    with (run / EVENTS).open("rb") as lines:
-        found = [parsed_event(line) for line in lines if any(mark in line for mark in marks)]
-    return time_records([event for event in found if event is not None])
+    return time_records(read_kinds(run / EVENTS, _KINDS))
 
 
 def _last_sign(path: Path) -> dict[str, Any] | None:
     """Returns when an attempt that never ended was last alive, by the file that it left."""
     try:
-        sign = json.loads(path.read_bytes())
+        sign = guarded_json(path, most=_MOST_SIGN_BYTES)
         return {name: sign[name] for name in ("lost", "alive_until", "section")}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, UnreadableFileError, KeyError, TypeError):
         return None
 
 

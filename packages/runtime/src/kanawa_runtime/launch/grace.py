@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kanawa_runtime.exit_codes import DONE
+from kanawa_runtime.runs.events import read_kinds
 
 #: Where nothing was measured yet. Systems allow 30 s, too little to save a large model.
 UNMEASURED_SECONDS = 120
@@ -40,16 +41,15 @@ def measured_grace(run: str, *, asks: bool = True) -> Grace:
 
 
 def _measured_in(folder: Path) -> Grace:
-    events = folder / "events.jsonl"
-    if not events.is_file():
+    try:
+        return grace_of(read_kinds(folder / "events.jsonl", ("checkpoint_committed", "step")))
+    except OSError:
         return Grace(UNMEASURED_SECONDS, "no save was measured yet")
-    with events.open("rb") as lines:
-        return grace_of(_records(lines))
 
 
 def _measured_there(address: str) -> Grace:
     """Reads events in a process of its own: storages import JAX, and may look for rights for minutes."""
-    command = [sys.executable, "-m", __name__, address]
+    command = [sys.executable, "-P", "-m", __name__, address]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -84,19 +84,6 @@ def _late(values: list[float]) -> float:
     """Returns the 99th percentile, the greatest of fewer than a hundred."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
-
-
-def _records(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
-    """Yields the step and save events; anything else, a torn line too, is left out without parsing where possible."""
-    for line in lines:
-        if b'"checkpoint_committed"' not in line and b'"step"' not in line:
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
 
 
 def main(address: str) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from kanawa.arrays.optimizer_state import from_flat, to_flat
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import CallableConfig, Configurable, Positive, match_path
@@ -56,6 +57,9 @@ def apply_rules(specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]) 
 
 Flat = dict[str, jax.Array]
 
+#: The state of a `steerable` learner: what the schedule's rate is multiplied by.
+RATE_FACTOR = "rate_factor"
+
 
 class Learner(Configurable):
     """An optimizer, its schedule, clipping by global norm (None: off), exceptions by path.
@@ -64,7 +68,8 @@ class Learner(Configurable):
 
     `skip_nonfinite` drops an update whose gradient norm is NaN or infinite, optimizer state and
     counts included, and reports it as the metric `skipped_update`. With `average` a moving average of the parameters is
-    saved beside them, evaluated and served.
+    saved beside them, evaluated and served. Services may change the rate of a learner that is `steerable`: the factor
+    is part of the optimizer's state.
     """
 
     class Config(Configurable.Config):
@@ -74,6 +79,7 @@ class Learner(Configurable):
         rules: tuple[ParameterRule, ...] = ()
         skip_nonfinite: bool = False
         average: MovingAverage.Config | None = None
+        steerable: bool = False
 
     def update_rule(self, specs: Mapping[str, ParamSpec], total_steps: int) -> "UpdateRule":
         """Returns the pure functions for these parameters; raises UsageError for rules that can't apply."""
@@ -89,6 +95,7 @@ class Learner(Configurable):
             self.config.clip_norm,
             skip_nonfinite=self.config.skip_nonfinite,
             average=None if self.config.average is None else self.config.average.build(),
+            steerable=self.config.steerable,
         )
 
 
@@ -104,6 +111,7 @@ class UpdateRule:
         *,
         skip_nonfinite: bool,
         average: MovingAverage | None = None,
+        steerable: bool = False,
     ) -> None:
         self.specs = specs
         self._optimizer = optimizer
@@ -114,6 +122,8 @@ class UpdateRule:
         self._clip_norm = clip_norm
         self._skip_nonfinite = skip_nonfinite
         self._average = average
+        self._first_factor = {RATE_FACTOR: np.ones((), np.float32)} if steerable else {}
+        self._factor: jax.Array | None = None
         if average is not None and type(optimizer).evaluated is not Optimizer.evaluated:
             message = (
                 f"{type(optimizer).__name__} evaluates an average of its own already; set learner.average=None, or "
@@ -125,14 +135,16 @@ class UpdateRule:
         """Returns the optimizer's state before the first update."""
         trained = self._trained(params)
         averages = {} if self._average is None else self._average.init(trained)
-        return to_flat(self._transform.init(trained)) | averages
+        factor = {path: jnp.asarray(one) for path, one in self._first_factor.items()}
+        return to_flat(self._transform.init(trained)) | averages | factor
 
     def abstract(self, params: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes and dtypes of what `init` gives for parameters of these shapes and dtypes."""
         trained = self._trained(params)
         shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trained.items()}
         averages = {} if self._average is None else jax.eval_shape(self._average.init, shapes)
-        return to_flat(self._structure(trained)) | averages
+        factor = {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in self._first_factor.items()}
+        return to_flat(self._structure(trained)) | averages | factor
 
     @property
     def averages(self) -> bool:
@@ -152,20 +164,23 @@ class UpdateRule:
         norm = global_norm(grads)
         metrics: dict[str, Metric] = {"gradient_norm": Last(norm)}
         count = self._optimizer.num_updates(opt)
+        self._factor = opt.get(RATE_FACTOR)
         if count is not None:
-            self._reported = count, self._schedule(count)
+            self._reported = count, self._scheduled(count)
             metrics["learning_rate"] = Last(self._reported[1])
         try:
-            own = opt if self._average is None else without_average(opt)
+            own = {path: leaf for path, leaf in opt.items() if path != RATE_FACTOR}
+            own = own if self._average is None else without_average(own)
             state = from_flat(self._structure(trained), own)
             updates, state = self._transform.update(self._clipped(grads, norm), state, trained)
         finally:
             # An array of this trace, and of no other.
-            self._reported = None
+            self._reported = self._factor = None
         after = {path: value + updates[path].astype(value.dtype) for path, value in trained.items()}
         flat = to_flat(state)
         if self._average is not None:
             flat |= self._average.update(opt, after)
+        flat |= {path: opt[path] for path in self._first_factor}
         if self._skip_nonfinite:
             # A select, not a branch: both sides exist anyway, and XLA fuses it into the update.
             finite = jnp.isfinite(norm)
@@ -178,8 +193,12 @@ class UpdateRule:
         """Returns the schedule's rate; the one that `update` reports isn't computed again."""
         if self._reported is not None and self._reported[0] is count:
             return self._reported[1]
+        return self._scheduled(count)
+
+    def _scheduled(self, count: jax.Array) -> jax.Array:
+        """Returns the schedule's rate, times what services made of it."""
         rate: jax.Array = self._schedule(count)
-        return rate
+        return rate if self._factor is None else rate * self._factor
 
     def _structure(self, params: Mapping[str, Any]) -> Any:
         """Returns optax's state as shapes: its structure isn't stored on disk, since it changes with optax."""

@@ -143,8 +143,8 @@ def check_append(place: Path) -> Finding:
     path = place / "log"
     path.touch()
     names = [chr(ord("a") + index) for index in range(_APPENDERS)]
-    arguments = ["-S", "-c", _APPEND, str(path)]
-    running = [subprocess.Popen([sys.executable, *arguments, name, str(_LINES)]) for name in names]
+    words = [sys.executable, "-P", "-S", "-c", _APPEND, str(path)]
+    running = [subprocess.Popen([*words, name, str(_LINES)]) for name in names]
     for process in running:
         process.wait(60)
     lines = path.read_text(errors="replace").splitlines()

@@ -105,7 +105,7 @@ def check_devices(seconds: int = _START_SECONDS) -> Finding:
 def _started(
     program: str, seconds: float, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-c", program]
+    words = [sys.executable, "-P", "-c", program]
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
 
 

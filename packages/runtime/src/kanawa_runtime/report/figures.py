@@ -9,6 +9,7 @@ from kanawa_runtime.report import goodput
 from kanawa_runtime.report.curves import BASELINE
 from kanawa_runtime.report.resources import model_flops_utilization
 from kanawa_runtime.report.run_data import RunData, field_value, load_run
+from kanawa_runtime.report.sections import recent_reward
 
 
 def run_figures(runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -30,6 +31,7 @@ def _figures(run: RunData) -> dict[str, Any]:
         "total_steps": run.last("run_started").get("total_steps"),
         "attempts": len({record.get("attempt") for record in run.events}),
         "loss": field_value(run.steps.get(last, {}), "loss"),
+        "reward": recent_reward(run),
         "eval_step": field_value(evaluation, "step"),
         "eval_tokens": field_value(evaluation, "tokens"),
         "eval_loss": field_value(evaluation, "loss"),

@@ -1,7 +1,6 @@
 """What a report needs from a run, read from its files; whatever is missing stays empty."""
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import Any
 
 from kanawa.config import Config
 from kanawa.errors import KanawaError
+from kanawa.guarded_read import UnreadableFileError, guarded_json
 
 from kanawa_runtime.goodput.time_log import time_records
 from kanawa_runtime.report.well_formed import well_formed
 from kanawa_runtime.runs.events import number, read_events, step_records
-from kanawa_runtime.runs.run_directory import EVENTS, PLUGINS, read_config
+from kanawa_runtime.runs.run_directory import EVENTS, MOST_CONFIG_BYTES, PLUGINS, read_config
 
 Points = list[tuple[float, float]]
 
@@ -96,8 +96,8 @@ class RunData:
 
 
 def load_run(path: Path) -> RunData:
-    """Returns a run's data; never raises for damaged or missing files."""
-    # Nothing here may raise: a report is wanted most of all of a run that broke.
+    """Returns a run's data; raises UnreadableFileError for events that aren't a file, nothing for damaged files."""
+    # A report is wanted most of all of a run that broke.
     events = [well_formed(record) for record in read_events(path / EVENTS)]
     config, problem = None, ""
     try:
@@ -105,8 +105,8 @@ def load_run(path: Path) -> RunData:
     except KanawaError as error:
         problem = str(error)
     try:
-        environment = json.loads((path / PLUGINS).read_text())
-    except (OSError, ValueError, RecursionError):
+        environment = guarded_json(path / PLUGINS, path, most=MOST_CONFIG_BYTES)
+    except (OSError, UnreadableFileError):
         environment = {}
     environment = well_formed(environment) if isinstance(environment, dict) else {}
     records = time_records(events)

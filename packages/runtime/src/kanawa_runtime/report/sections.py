@@ -20,6 +20,14 @@ Names = Sequence[str]
 
 _LEARNING = ("learning_rate", "gradient_norm")
 _MOST_METRICS = 24
+#: Updates whose mean is a run's reward: that of one update is a few groups of rollouts.
+_LAST = 20
+
+
+def recent_reward(run: RunData) -> float | None:
+    """Returns the mean reward of the last updates; None for a run that learns from targets."""
+    rewards = [value for _, value in run.curve("reward")[-_LAST:]]
+    return statistics.fmean(rewards) if rewards else None
 
 
 def facts(run: RunData) -> dict[str, str]:
@@ -30,6 +38,9 @@ def facts(run: RunData) -> dict[str, str]:
         total = run.last("run_started").get("total_steps")
         figures["completed updates"] = f"{last:,}" + (f" of {total:,}" if isinstance(total, int) else "")
         figures["last training loss"] = f"{float(run.steps[last].get('loss', 'nan')):.4f}"
+    rewards = run.curve("reward")
+    if rewards:
+        figures[f"mean reward of the last {len(rewards[-_LAST:])} updates"] = f"{recent_reward(run):.4f}"
     bad = [step for step, loss in run.curve("loss") if not math.isfinite(loss)]
     if bad:
         figures["steps with a non-finite loss"] = f"{len(bad)}, first {bad[0]:.0f}"
@@ -74,7 +85,9 @@ def summary(runs: Runs, names: Names) -> str:
 
 
 def losses(runs: Runs, names: Names) -> str:
-    """Loss a token, and a byte where the data are text."""
+    """The reward of a run that learns from one; loss a token, and a byte where the data are text."""
+    rewards = [run.curve("reward") for run in runs]
+    reward = figure("Mean reward of the rollouts", plain_series(rewards, names, smooth=True), y_label="reward")
     loss = figure("Loss a token", loss_series(runs, names), y_label="nats a token", allow_log=True)
     per_byte = figure(
         "Loss a byte",
@@ -83,7 +96,8 @@ def losses(runs: Runs, names: Names) -> str:
         note="Independent of the tokenizer, so runs with different ones compare.",
         allow_log=True,
     )
-    return section("Loss", loss + per_byte) if loss or per_byte else ""
+    title = "Reward and loss" if reward else "Loss"
+    return section(title, reward + loss + per_byte) if reward or loss or per_byte else ""
 
 
 def speed(runs: Runs, names: Names) -> str:

@@ -54,7 +54,7 @@ _FIELDS: dict[Callable[[Any], bool], str] = {
         "clock time seconds blocking_seconds bytes model_flops_per_step peak_flops_per_chip memory_limit_bytes "
         "device_peak_bytes process_peak_bytes"
     ),
-    _is_number: "loss tokens nats_per_byte trigram_nats_per_byte",
+    _is_number: "loss tokens reward nats_per_byte trigram_nats_per_byte",
     _is_text: (
         "command working_directory processor text prompt error kernel operation problem outcome signal device_kind "
         "peak_flops_dtype peak_flops_source origin path run host devices python data_digest"

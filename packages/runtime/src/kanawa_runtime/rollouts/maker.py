@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from kanawa.config import public_name
 from kanawa.contracts import Batch, CausalLM, DataSource, Environment, Program, RolloutBatch
-from kanawa.contracts.tokenizer import Tokenizer
+from kanawa.contracts.data import Tokenizer
 from kanawa.errors import UsageError
 from kanawa.module import EmissionError, functional
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from kanawa.config import Size
 from kanawa.contracts import Batch, DataSource
-from kanawa.contracts.tokenizer import Tokenizer
+from kanawa.contracts.data import Tokenizer
 from kanawa.errors import UsageError
 
 NO_QUESTION = (

@@ -1,6 +1,5 @@
 """Averaging checkpoints: the mean of several steps' parameters, as a new run that every verb takes."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.errors import UsageError
+from kanawa.guarded_read import guarded_json
 
 from kanawa_runtime.runs.model_store import new_run
 from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.runs.run_path import check_is_run
 from kanawa_runtime.storage.place import shown_place
-from kanawa_runtime.runs.run_directory import CONFIG, ORIGIN, steps_of
+from kanawa_runtime.runs.run_directory import CONFIG, MOST_CONFIG_BYTES, ORIGIN, steps_of
 
 _FEWEST = 2
 
@@ -85,7 +85,7 @@ def _write(run: Path, out: Path, steps: list[int], params: dict[str, np.ndarray]
 
 def _config(run: Path) -> dict[str, Any]:
     """Returns the run's config without a moving average: what is written is one already."""
-    body: dict[str, Any] = json.loads((run / CONFIG).read_bytes())
+    body: dict[str, Any] = guarded_json(run / CONFIG, run, most=MOST_CONFIG_BYTES)
     learner = body.get("learner")
     if isinstance(learner, dict) and learner.get("average"):
         learner["average"] = None

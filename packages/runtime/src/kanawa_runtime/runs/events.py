@@ -12,13 +12,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from kanawa.errors import KanawaError
+from kanawa.guarded_read import check_readable, guarded_open
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +159,7 @@ def mend_torn_line(path: Path) -> None:
     """Ends a file's last line: adds the newline to a whole record, cuts off a torn one."""
     if not path.exists():
         return
+    check_readable(path)
     with path.open("rb+") as file:
         data = file.read()
         if not data or data.endswith(b"\n"):
@@ -174,7 +176,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """Returns the records in order; unreadable lines are skipped, with a warning unless it is the torn last one."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    with guarded_open(path) as file:
+        lines = file.read().split(b"\n")
     records = []
     for index, line in enumerate(lines):
         record = parsed_event(line) if line.strip() else None
@@ -183,6 +186,16 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         elif line.strip() and index < len(lines) - 1:
             logger.warning("%s: line %d can't be read and is skipped", path, index + 1)
     return records
+
+
+def read_kinds(path: Path, kinds: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yields the records of some kinds; of a long log only the lines that may be one are parsed. Raises OSError."""
+    marks = [json.dumps(kind).encode() for kind in kinds]
+    with guarded_open(path) as lines:
+        for line in lines:
+            record = parsed_event(line) if any(mark in line for mark in marks) else None
+            if record is not None and record["event"] in kinds:
+                yield record
 
 
 def step_records(events: list[dict[str, Any]], kind: str = "step") -> dict[int, dict[str, Any]]:

@@ -29,7 +29,7 @@ from kanawa_runtime.storage.local import LOCK, open_folder
 from kanawa_runtime.storage.mirror import Mirror, mirror_folder
 from kanawa_runtime.storage.place import MARK, run_place, shown_place, stands_for
 from kanawa_runtime.runs.environment_record import environment_record
-from kanawa_runtime.runs.events import EventLog, EventLogError
+from kanawa_runtime.runs.events import EventLog, EventLogError, read_kinds
 from kanawa_runtime.runs.environment_record import launch_record
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ OF_TRAINING = ("rollouts", "services", "gradients", "init_from")
 
 #: Where an imported run keeps what the folder it came from wants back.
 ORIGIN = "origin"
+#: The file's name in runs and in Hugging Face folders.
+TOKENIZER = "tokenizer.json"
 CONFIG, PLUGINS, CHECKPOINTS, REPORT = "config.json", "plugins.json", "checkpoints", "report.html"
 #: An attempt's last sign of life; batches left out of training.
 ALIVE, LEFT_OUT = "alive.json", "left_out.json"
@@ -282,7 +284,7 @@ def read_config(path: Path | str, without: Collection[str] = ()) -> Config:
 
 
 def compare(path: Path, config: Config) -> tuple[Change, ...]:
-    """Returns the placement changes since the run's last config.
+    """Returns the changes since the run's last config, of placement once it has taken a step.
 
     Raises RunDirectoryError, listing every change that matters, where the experiment is another
     one.
@@ -291,6 +293,11 @@ def compare(path: Path, config: Config) -> tuple[Change, ...]:
     changes = diff(old, config)
     if digest(old, "experiment") == digest(config, "experiment"):
         return tuple(changes)
+    if not _has_begun(path):
+        # An attempt that failed before its first step leaves nothing of its experiment here.
+        for name in (TOKENIZER, LEFT_OUT):
+            (path / name).unlink(missing_ok=True)
+        return tuple(changes)
     listed = [str(change) for change in changes if not _is_placement(old, change.path)]
     message = (
         f"{shown_place(path)} belongs to another experiment; its config differs (run -> asked):\n  "
@@ -298,6 +305,16 @@ def compare(path: Path, config: Config) -> tuple[Change, ...]:
         + "\nUse another --run directory, or ask for the values above on the left"
     )
     raise RunDirectoryError(message)
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether a run has a checkpoint, or has taken a step."""
+    if steps_of(path):
+        return True
+    try:
+        return any(read_kinds(path / EVENTS, ("step", "checkpoint_committed")))
+    except FileNotFoundError:
+        return False
 
 
 def _is_placement(config: Config, path: str) -> bool:

@@ -11,9 +11,9 @@ from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_bytes, parsed_json
 
 from kanawa_runtime.runs.run_directory import ORIGIN
+from kanawa_runtime.runs.run_directory import TOKENIZER as TOKENIZER
 
-#: The file's name in runs and in Hugging Face folders, and the files that belong to the latter's.
-TOKENIZER = "tokenizer.json"
+#: The files that belong to a Hugging Face folder's.
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 CHAT_TEMPLATE = "chat_template.jinja"
 #: The largest, of a quarter of a million tokens and half a million merges, take 34 MB.

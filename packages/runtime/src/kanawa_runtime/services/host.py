@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kanawa.contracts import Run, Service
+from kanawa.contracts import Run, Service, Steer
 from kanawa.errors import INTERRUPTIONS
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,11 @@ class ServiceHost:
         for lane in self._lanes:
             lane.feed(event)
 
+    def steer(self, run: Run, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, Steer]]:
+        """Returns what services ask of the training, with their names."""
+        asked = ((lane.name, lane.steer(run, evaluations)) for lane in self._lanes)
+        return [(name, steer) for name, steer in asked if steer is not None]
+
     def stop(self) -> None:
         """Ends every service after the events that it still has; gives up on those that take too long."""
         for lane in self._lanes:
@@ -58,7 +63,7 @@ class _Lane:
 
     def __init__(self, service: Service, capacity: int) -> None:
         self._service = service
-        self._name = type(service).__name__
+        self.name = type(service).__name__
         self._capacity = capacity
         self._events: collections.deque[Mapping[str, Any]] = collections.deque()
         self._changed = threading.Condition()
@@ -70,12 +75,18 @@ class _Lane:
 
     def start(self, run: Run) -> None:
         # A daemon: a service that hangs must not keep the process, and with it the accelerators, from ending.
-        self._thread = threading.Thread(target=self._live, args=(run,), name=f"service-{self._name}", daemon=True)
+        self._thread = threading.Thread(target=self._live, args=(run,), name=f"service-{self.name}", daemon=True)
         self._thread.start()
 
     def section(self, run: Run, name: str, step: int) -> None:
         if self._failures < MOST_FAILURES and not self._ending:
             self._tried("section", functools.partial(self._service.section, run, name, step))
+
+    def steer(self, run: Run, evaluations: Sequence[Mapping[str, Any]]) -> Steer | None:
+        answers: list[Steer | None] = []
+        if self._service.steers and self._failures < MOST_FAILURES:
+            self._tried("steer", lambda: answers.append(self._service.steer(run, evaluations)))
+        return answers[0] if answers else None
 
     def feed(self, event: Mapping[str, Any]) -> None:
         with self._changed:
@@ -104,18 +115,18 @@ class _Lane:
                 logger.warning(
                     "service %s did not stop within %g s and is left behind with %d events; give it longer with its "
                     "stop_seconds",
-                    self._name,
+                    self.name,
                     self._service.config.stop_seconds,
                     waiting,
                 )
             elif self._dropped:
-                logger.warning("service %s was too slow: it lost %d events", self._name, self._dropped)
+                logger.warning("service %s was too slow: it lost %d events", self.name, self._dropped)
 
     def _drop(self, count: int) -> None:
         if not self._dropped:
             logger.warning(
                 "service %s is too slow: %d events wait for it, and newer ones are dropped; training continues",
-                self._name,
+                self.name,
                 len(self._events),
             )
         self._dropped += count
@@ -153,7 +164,7 @@ class _Lane:
             if self._failures == 1:
                 logger.warning(
                     "service %s failed in %s: %s: %s; training continues",
-                    self._name,
+                    self.name,
                     what,
                     type(error).__name__,
                     error,
@@ -166,4 +177,4 @@ class _Lane:
         with self._changed:
             self._failures = MOST_FAILURES
             self._events.clear()
-        logger.warning("service %s is left out for the rest of the run: %s", self._name, why)
+        logger.warning("service %s is left out for the rest of the run: %s", self.name, why)

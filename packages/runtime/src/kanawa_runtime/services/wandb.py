@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kanawa.config import NonNegative, to_json
 from kanawa.contracts import Run, Service
+from kanawa.guarded_read import guarded_json
 
 from kanawa_runtime.services.curves import points, require
 from kanawa_runtime.storage.durable import write_durable
@@ -79,4 +80,4 @@ def _identity(folder: Path) -> str:
     file = folder / IDENTITY
     if not file.exists():
         write_durable(file, json.dumps({"id": secrets.token_hex(4)}).encode())
-    return str(json.loads(file.read_text())["id"])
+    return str(guarded_json(file, folder, most=1 << 16)["id"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageError, StorageRefusedError
+from kanawa.guarded_read import UnreadableFileError, guarded_open
 
 from kanawa_runtime.storage.durable import sync_directory, write_durable
 
@@ -32,7 +33,7 @@ class LocalStorage(Storage):
 
     def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
         """Returns a part of a file; see the contract."""
-        with _storage_errors(self._path(key)), self._path(key).open("rb") as file:
+        with _storage_errors(self._path(key)), guarded_open(self._path(key)) as file:
             file.seek(start)
             return file.read(-1 if size is None else size)
 
@@ -164,6 +165,8 @@ def _storage_errors(path: Path) -> Iterator[None]:
     """Turns the system's errors into StorageErrors."""
     try:
         yield
+    except UnreadableFileError as error:
+        raise StorageRefusedError(str(error)) from error
     except OSError as error:
         message = f"{error.filename or path}: {error.strerror or error}"
         kind: type[StorageError] = StorageError

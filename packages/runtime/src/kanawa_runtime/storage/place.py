@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 
 from kanawa.contracts import open_storage
+from kanawa.guarded_read import UnreadableFileError, guarded_bytes
 from kanawa.local_path import local_path
 
 #: One slash will do: `Path` makes one of two.
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/+(?P<rest>.*)", re.DOTALL)
 #: In the folder that stands for an address here, what it stands for.
 MARK = ".address"
+_MOST_ADDRESS_BYTES = 1 << 16
 
 
 def address_of(text: object) -> str | None:
@@ -39,8 +41,8 @@ def check_place(text: str, what: str) -> None:
 def stands_for(folder: Path) -> str | None:
     """Returns the address that a local folder holds the small files of; None for a run that lies there."""
     try:
-        return (folder / MARK).read_text().strip() or None
-    except OSError:
+        return guarded_bytes(folder / MARK, most=_MOST_ADDRESS_BYTES).decode().strip() or None
+    except (OSError, UnreadableFileError, UnicodeDecodeError):
         return None
 
 

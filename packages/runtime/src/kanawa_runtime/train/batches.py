@@ -14,12 +14,15 @@ import jax
 import numpy as np
 from kanawa.contracts import Batch, DataSource, RolloutBatch
 from kanawa.errors import KanawaError, UsageError
+from kanawa.guarded_read import guarded_bytes
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.agreement import is_primary, shared_text
 from kanawa_runtime.runs.run_directory import LEFT_OUT
 from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
+
+_MOST_BYTES = 2**24
 
 
 class DataReadError(KanawaError):
@@ -117,7 +120,9 @@ def asked_to_leave_out(text: str) -> tuple[int, int]:
 def read_left_out(run: Path) -> LeftOut:
     """Returns a run's list, as its first process reads it. All processes call. Raises OSError, ValueError."""
     path = run / LEFT_OUT
-    own = path.read_text() if is_primary() and path.exists() else '{"batches": [], "returns": 0}'
+    own = '{"batches": [], "returns": 0}'
+    if is_primary() and path.exists():
+        own = guarded_bytes(path, run, most=_MOST_BYTES).decode()
     record = json.loads(shared_text(own))
     return LeftOut(tuple((int(first), int(last)) for first, last in record["batches"]), int(record["returns"]))
 

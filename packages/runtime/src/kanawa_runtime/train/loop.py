@@ -1,6 +1,7 @@
 """The training loop: start, step, evaluate, save, stop; every fact goes to the journal as it happens."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -31,6 +32,7 @@ from kanawa_runtime.train.program_record import KERNELS, memory_peaks
 from kanawa_runtime.train.run_length import run_length
 from kanawa_runtime.train.screen import LineScreen, Screen
 from kanawa_runtime.train.start import Started, start
+from kanawa_runtime.train.steering import Steering, with_rate
 from kanawa_runtime.train.stepping import RewoundError, Stepper
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
 
@@ -79,6 +81,7 @@ class Loop:
         # Last, since it takes the run's lock: an error above must not leave the run taken.
         self.run = RunDirectory.open(directory, composition.config)
         self.services = ServiceHost([one for one in services if self.run.is_primary or one.everywhere])
+        self.steering = Steering(self.run, self.services, active=any(one.steers for one in services))
 
     def execute(self) -> Outcome:
         """Runs to `total` steps or until a signal, and returns how it ended; an error is on record before it leaves."""
@@ -112,7 +115,7 @@ class Loop:
                 self.from_step,
                 self.leave_out,
             )
-            running = _Running(attempt, self.command)
+            running = _Running(attempt, self.command, self.steering)
             stop.on_first = running.stopping
             stop.on_second = running.stopped_at_once if self.owns_process else lambda name: stop.interrupt_main()
             return running.outcome()
@@ -127,9 +130,12 @@ def _sections(run: RunDirectory, services: ServiceHost, time_log: TimeLog | None
 class _Running:
     """The attempt while it runs. `stepper` is None before the first step."""
 
-    def __init__(self, attempt: Attempt, command: str) -> None:
+    def __init__(self, attempt: Attempt, command: str, steering: Steering) -> None:
         self.attempt = attempt
         self.command = command
+        self.steering = steering
+        #: Why services ended the training before its last step; empty as long as they didn't.
+        self.stopped_by = ""
         self.stepper: Stepper | None = None
         self.evaluation: dict[str, Any] | None = None
 
@@ -187,8 +193,8 @@ class _Running:
             latest = attempt.checkpoints.latest()
             return self._ended("stopped", step=latest or 0, saved=latest)
         self.stepper = Stepper(attempt, started)
-        if started.evaluation_due:
-            self._evaluate(started, self.stepper)
+        if started.evaluation_due and self._evaluate(started, self.stepper):
+            self._steer(started, self.stepper)
         if self.step >= attempt.total:
             attempt.screen.say(already_there(self.step))
             return self._ended("done", step=self.step, saved=attempt.checkpoints.latest())
@@ -210,7 +216,7 @@ class _Running:
             attempt.sections.enter("data", stepper.step)
             kept = stepper.left_out.included(batches, stepper.left_out.batch_of(stepper.step))
             ahead = ReadAhead(kept, attempt.stop)
-            while ahead.batch is not None and stepper.step < attempt.total:
+            while ahead.batch is not None and stepper.step < attempt.total and not self.stopped_by:
                 attempt.sections.enter("step", stepper.step)
                 stepper.take(ahead.batch)
                 attempt.sections.enter("data", stepper.step)
@@ -225,7 +231,7 @@ class _Running:
                     return self._finished(started, stepper, ahead.batch, evaluated=not due, complete=False)
                 if not last and not self._between(started, stepper):
                     return self._finished(started, stepper, ahead.batch, evaluated=False, complete=False)
-        if stepper.step < attempt.total:
+        if stepper.step < attempt.total and not self.stopped_by:
             ahead.check()
             # Steps that were taken are saved below, however late in the data a signal comes.
             if attempt.stop.asked and not stepper.has_stepped:
@@ -256,6 +262,7 @@ class _Running:
             stepper.drain()
             if not self._evaluate(started, stepper):
                 return False
+            self._steer(started, stepper)
         if stepper.step % config.checkpoints.every_steps == 0:
             stepper.drain()
             self._save(started, stepper)
@@ -277,6 +284,7 @@ class _Running:
             signal="" if kind == "done" else attempt.stop.name,
             loss=None if self.stepper is None else self.stepper.last_loss,
             evaluation=self.evaluation,
+            reason=self.stopped_by,
         )
 
     # --- evaluating and saving -------------------------------------------------------------------------------
@@ -357,6 +365,29 @@ class _Running:
             if begun:
                 stepper.saved()
             return
+
+    def _steer(self, started: Started, stepper: Stepper) -> None:
+        """Does what services ask for after an evaluation, and records it."""
+        attempt = self.attempt
+        if self.evaluation is None:
+            self.steering.without_evaluation()
+            return
+        decision = self.steering.decided(self.evaluation)
+        if not decision.reasons:
+            return
+        said = "; ".join(decision.reasons)
+        attempt.journal.write("steered", step=stepper.step, **dataclasses.asdict(decision))
+        attempt.screen.say(f"step {stepper.step}: {said}")
+        if decision.rate != 1.0:
+            state = with_rate(stepper.state, decision.rate)
+            if state is None:
+                attempt.screen.say("the learning rate stays: only a run with --set learner.steerable=true changes it")
+            else:
+                stepper.state = state
+        if decision.stop:
+            self.stopped_by = said
+        elif decision.save and stepper.step % attempt.config.checkpoints.every_steps != 0:
+            self._save(started, stepper)
 
     def _is_writing(self) -> bool:
         """Whether the last save is still written, which takes the checkpointer's patience to be sure of."""

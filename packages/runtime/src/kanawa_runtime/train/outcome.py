@@ -20,7 +20,7 @@ class Outcome:
 
     `kind`: "done"; "preempted" by SIGTERM or "stopped" by Ctrl-C. `saved` is where the state of `step` lies; None where
     a stop came before there was anything to save. `loss` is that of the attempt's last step, `evaluation` the record of
-    the run's last evaluation in this attempt.
+    the run's last evaluation in this attempt, `reason` why services ended it before its last step.
     """
 
     kind: Literal["done", "preempted", "stopped"]
@@ -32,6 +32,7 @@ class Outcome:
     signal: str = ""
     loss: float | None = None
     evaluation: dict[str, Any] | None = None
+    reason: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -57,6 +58,7 @@ class Outcome:
             "eval_loss": evaluation.get("loss"),
             "eval_nats_per_byte": evaluation.get("nats_per_byte"),
             "signal": self.signal or None,
+            "reason": self.reason or None,
         }
 
 
@@ -80,7 +82,8 @@ def ending(
     """
     if outcome.kind == "done":
         run = shlex.quote(shown(outcome.run))
-        yield f"done: {outcome.step} steps; {_saved(outcome)}"
+        early = f" of {outcome.total_steps}, stopped early ({outcome.reason})" if outcome.reason else ""
+        yield f"done: {outcome.step} steps{early}; {_saved(outcome)}"
         asked = "--prompt-ids 1,2,3"
         if source.tokenizer is not None:
             asked = f"--prompt {shlex.quote(prompt or 'Once upon a time')}"

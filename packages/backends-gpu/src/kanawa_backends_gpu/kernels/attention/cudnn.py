@@ -15,7 +15,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from kanawa.errors import KernelError
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.outline import outlined
+from kanawa.kernels.platform import outlined
 from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins import DeviceSpec
 

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kanawa.arrays.plan import current_plan
 from kanawa.errors import KernelError
 from kanawa.kernels.attention.checks import check_operands
 from kanawa.kernels.attention.dropout import dropout_ids
 from kanawa.kernels.attention.operands import q_positions
-from kanawa.kernels.attention.over_shards import attend_over_shards
 from kanawa.kernels.attention.problem import (
     ATTENTION,
     PAGED_AXES,
@@ -108,9 +108,16 @@ def attention(
         # Two words of whatever the key's implementation is, so that kernels need to know none.
         words = jax.random.bits(dropout_key, (2,), jnp.uint32)
         operands |= {"dropout_key": words, **dropout_ids(problem)}
-    problem, operands = _with_enough_key_heads(problem, operands)
-    out = attend_over_shards(problem, operands)
-    return out if out is not None else run(ATTENTION, *_with_positions(problem, operands), axes=_axes(problem))
+    return _attend(*_with_enough_key_heads(problem, operands))
+
+
+def _attend(problem: AttentionProblem, operands: dict[str, Any]) -> jax.Array:
+    """Returns the output by the plan's strategy for split sequences, else by the best kernel."""
+    strategy = current_plan().distributed_over_shards("attention")
+    out: jax.Array | None = None if strategy is None else strategy.through(problem, operands)
+    if out is None:
+        out = run(ATTENTION, *_with_positions(problem, operands), axes=_axes(problem))
+    return out
 
 
 def _problem(

@@ -68,7 +68,7 @@ class PlanRequest:
         Compilers don't free memory, and JAX can't change its device count. If the process fails, the record has
         "error": the other targets' plans are worth having.
         """
-        command = [sys.executable, "-m", "kanawa.cli", "plan", *self.words(target, changes), "--json", *flags]
+        command = [sys.executable, "-P", "-m", "kanawa.cli", "plan", *self.words(target, changes), "--json", *flags]
         command += ["--serve"] if self.program == DECODE else []
         with tempfile.TemporaryFile("w+") as errors:
             with stage(f"planning {self.experiment} for {target}"):

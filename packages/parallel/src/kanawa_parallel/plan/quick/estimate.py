@@ -15,7 +15,7 @@ from kanawa.composition.prepare import Prepared, prepare
 from kanawa.composition.target import Target
 from kanawa.contracts import Program
 from kanawa.contracts.program import manifest
-from kanawa.kernels.outline import outline
+from kanawa.kernels.platform import outline
 from kanawa.plugins import DeviceSpec
 from kanawa.status import stage
 

@@ -76,7 +76,7 @@ class LocalLauncher(Launcher):
         options = json.dumps(to_json(self.config))
         with (home / "supervisor.log").open("ab") as log:
             subprocess.run(
-                [sys.executable, "-m", "kanawa_runtime.launch.local", str(home), options],
+                [sys.executable, "-P", "-m", "kanawa_runtime.launch.local", str(home), options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

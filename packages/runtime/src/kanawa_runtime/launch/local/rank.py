@@ -18,8 +18,8 @@ def start_rank(job: Job, index: int, coordinator: str, attempt: int, log: Path) 
     """Starts process `index` in a session of its own, its output in `log`."""
     command = [*job.command, *joining(job, coordinator, str(index))]
     if command[0] == "kanawa":
-        # The one of this interpreter, whatever else is on PATH.
-        command[:1] = [sys.executable, "-m", "kanawa.cli"]
+        # The one of this interpreter, whatever else is on PATH; and no module of the working folder in its place.
+        command[:1] = [sys.executable, "-P", "-m", "kanawa.cli"]
     with log.open("ab") as output:
         return subprocess.Popen(
             command,

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kanawa.guarded_read import guarded_json
+
 from kanawa_runtime.launch.client import LauncherError
 from kanawa_runtime.launch.job import Job, job_of, job_record
 from kanawa_runtime.launch.launcher import Status
 
 JOB, STATE, LOCK = "job.json", "state.json", "lock"
+_MOST_BYTES = 2**24
 
 
 def folder_of(run: str | Path) -> Path:
@@ -39,7 +42,7 @@ def write_job(folder: Path, job: Job) -> None:
 
 def read_job(folder: Path) -> Job:
     """Returns the job that `write_job` kept."""
-    return job_of(json.loads((folder / JOB).read_text()))
+    return job_of(guarded_json(folder / JOB, most=_MOST_BYTES))
 
 
 def write_state(folder: Path, **facts: Any) -> None:
@@ -52,7 +55,7 @@ def write_state(folder: Path, **facts: Any) -> None:
 def read_state(folder: Path) -> dict[str, Any]:
     """Returns the state; raises LauncherError where no job was started."""
     try:
-        state: dict[str, Any] = json.loads((folder / STATE).read_text())
+        state: dict[str, Any] = guarded_json(folder / STATE, most=_MOST_BYTES)
     except FileNotFoundError:
         message = (
             f"there is no job in {folder.parent}; give the run directory of one that `kanawa launch local` started"

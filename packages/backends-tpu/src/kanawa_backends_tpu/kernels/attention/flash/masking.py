@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from kanawa.kernels.mask_reach import predicates_of
-from kanawa.kernels.masks import MaskSpec
-from kanawa.kernels.predicates import unfit
+from kanawa.kernels.masks import MaskSpec, unfit
 
 #: Primitives of arithmetic that Mosaic lowers element by element for v5e to v7x (libtpu 0.0.52), integer division too.
 _ELEMENTWISE = frozenset(

@@ -1,6 +1,7 @@
-"""Attention whose queries and keys are both split along the sequence: what a context-parallel strategy brings.
+"""Attention whose queries and keys are both split along the sequence.
 
-Without one in the plan, or where it refuses, keys are gathered and every shard attends from its queries to all keys.
+Without such a strategy in the plan, or where it refuses, keys are gathered and every shard attends from its queries to
+all keys.
 """
 
 import abc
@@ -8,14 +9,14 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import jax
-
-from kanawa.arrays.plan import Distributed, current_plan
+from kanawa.arrays.plan import Distributed
 from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.selection import select
 from kanawa.kernels.sharded import Split, call_split, split_operands
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.module.context import record_kernel
 
 #: As the operation's own, but with keys split like queries.
 _AXES = {
@@ -46,33 +47,27 @@ class AttentionOverShards(Distributed):
     ) -> jax.Array:
         """Returns one shard's out [B, T / shards, H, Dv] from its operands; differentiable."""
 
-
-def attend_over_shards(problem: AttentionProblem, operands: Operands) -> jax.Array | None:
-    """Returns the output of the plan's strategy for split sequences; None without one, or if it doesn't apply."""
-    from kanawa.module.context import record_kernel
-
-    strategy = current_plan().distributed_over_shards("attention")
-    if not isinstance(strategy, AttentionOverShards):
-        return None
-    split = split_operands(ATTENTION, _AXES, operands)
-    axes = split.assigned.get("length", ())
-    # One query can't be split: a decoding step reads keys in place.
-    if not axes or problem.q_length == 1:
-        return None
-    local = problem.localize(split.shapes)
-    shards = problem.q_length // local.q_length
-    verdict = _refusal(problem, split) or strategy.supports(local, shards)
-    refused = () if verdict else ((strategy.name, verdict.reason),)
-    chosen = strategy.name if verdict else "gather"
-    record_kernel(KernelChoice("attention_over_shards", f"{problem.describe()} over {shards}", chosen, refused))
-    if not verdict:
-        return None
-    kernels = {}
-    for name, block in strategy.blocks(local, shards).items():
-        selection = select(ATTENTION, block)
-        record_kernel(selection.choice)
-        kernels[name] = selection.kernel
-    return call_split(ATTENTION, split, lambda shard: strategy.attend(local, shard, kernels, axes), operands)
+    def through(self, problem: AttentionProblem, operands: Operands) -> jax.Array | None:
+        """Returns the output for a sequence that is split; None where it isn't, or this can't be done."""
+        split = split_operands(ATTENTION, _AXES, operands)
+        axes = split.assigned.get("length", ())
+        # One query can't be split: a decoding step reads keys in place.
+        if not axes or problem.q_length == 1:
+            return None
+        local = problem.localize(split.shapes)
+        shards = problem.q_length // local.q_length
+        verdict = _refusal(problem, split) or self.supports(local, shards)
+        refused = () if verdict else ((self.name, verdict.reason),)
+        chosen = self.name if verdict else "gather"
+        record_kernel(KernelChoice("attention_over_shards", f"{problem.describe()} over {shards}", chosen, refused))
+        if not verdict:
+            return None
+        kernels = {}
+        for name, block in self.blocks(local, shards).items():
+            selection = select(ATTENTION, block)
+            record_kernel(selection.choice)
+            kernels[name] = selection.kernel
+        return call_split(ATTENTION, split, lambda shard: self.attend(local, shard, kernels, axes), operands)
 
 
 def _refusal(problem: AttentionProblem, split: Split) -> Verdict | None:
