@@ -286,7 +286,7 @@ def quickstart(session: nox.Session) -> None:
     command = ["kanawa", "train", "quickstart", "--run", RUN]
     finished = finished_step(ROOT / RUN / "events.jsonl")
     if finished is not None:
-        command += ["--steps", str(finished + EXTRA_STEPS)]
+        command += ["--set", f"steps={finished + EXTRA_STEPS}"]
     session.run(*command, *session.posargs)
     session.run("kanawa", "report", RUN)
     session.run("kanawa", "generate", RUN, "--prompt", "def ", "--temperature", "0.5", "--top-p", "0.9")

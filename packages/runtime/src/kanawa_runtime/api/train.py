@@ -12,8 +12,9 @@ from kanawa.errors import UsageError
 from kanawa_runtime.api.run import Run
 from kanawa_runtime.experiments.folders import run_and_start
 from kanawa_runtime.process import prepare_process
-from kanawa_runtime.storage.place import check_place
+from kanawa_runtime.storage.place import check_place, run_place
 from kanawa_runtime.train.batches import asked_to_leave_out
+from kanawa_runtime.train.branch import Branch, branch_at
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
 from kanawa_runtime.train.terminal import screen_here
@@ -60,6 +61,7 @@ def training_loop(
     init_from: str | Path | None,
     from_step: int | None,
     leave_out: str | None = None,
+    branch_from: str | None = None,
     screen: Screen,
     owns_process: bool,
     command: str = "",
@@ -72,6 +74,10 @@ def training_loop(
         directory, initial = run_and_start(
             asked.composition, None if run is None else str(run), None if init_from is None else str(init_from)
         )
+        branch = None if branch_from is None else branch_at(branch_from)
+        if branch is not None:
+            _check_branch(run, init_from, branch)
+            initial = None
         return Loop(
             asked.composition,
             directory,
@@ -79,10 +85,20 @@ def training_loop(
             initial=initial,
             from_step=from_step,
             leave_out=None if leave_out is None else asked_to_leave_out(leave_out),
+            branch=branch,
             screen=screen,
             owns_process=owns_process,
             command=command,
         )
+
+
+def _check_branch(run: str | Path | None, init_from: str | Path | None, branch: Branch) -> None:
+    if run is None or str(run_place(str(run), "--run")) in (branch.place, str(branch.folder)):
+        message = "--branch-from begins a run of its own: name its directory with --run DIR"
+        raise UsageError(message)
+    if init_from is not None:
+        message = "--branch-from takes parameters and optimizer of a checkpoint; it goes without --init-from"
+        raise UsageError(message)
 
 
 @contextlib.contextmanager

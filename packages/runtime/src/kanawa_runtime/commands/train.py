@@ -37,6 +37,7 @@ def command() -> Command:
             "kanawa train llama-tiny --data 'mytext/**/*.txt' --run runs/mine\n"
             "kanawa train runs/mine --set steps=2000\n"
             "kanawa train runs/mine --from-step 1000\n"
+            "kanawa train runs/mine --branch-from runs/mine@1000 --set learner.schedule.peak=1e-4 --run runs/lower\n"
             "kanawa train downloads/Llama-3.2-1B --data 'mytext/**/*.txt' --run runs/tuned\n"
             "kanawa train quickstart --modify service:name=tensorboard --run runs/watched\n"
             "kanawa train quickstart --modify service:name=status-page --profile steps=20:25 --run runs/profiled\n"
@@ -62,6 +63,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--eval-data", action="append", metavar="[NAME=]DATA", help="evaluate on this as well, all of it; repeatable"
+    )
+    parser.add_argument(
+        "--branch-from", metavar="RUN@STEP", help="a new run goes on from there, optimizer and data position included"
     )
     parser.add_argument(
         "--leave-out", metavar="A:B", help="train on no batch from A to B, counted from 1, from now on; kept in the run"
@@ -191,6 +195,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
         init_from=args.init_from,
         from_step=args.from_step,
         leave_out=args.leave_out,
+        branch_from=args.branch_from,
         screen=screen,
         owns_process=True,
         command=_typed(),

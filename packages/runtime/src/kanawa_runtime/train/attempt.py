@@ -13,6 +13,7 @@ from kanawa_runtime.goodput.sections import Sections
 from kanawa_runtime.goodput.time_log import TimeLog
 from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
+from kanawa_runtime.train.branch import Branch
 from kanawa_runtime.train.screen import Screen
 from kanawa_runtime.train.stop_signals import StopSignals
 from kanawa_runtime.train.trainer import Trainer
@@ -66,7 +67,8 @@ class Attempt:
     """A prepared composition in its directory, with those who record, save, show and watch for signals.
 
     `total` is the count of updates to reach, `initial` a folder to take the first parameters from,
-    `from_step` a committed step to resume from instead of the newest, `leave_out` batches to leave out from now on.
+    `from_step` a committed step to resume from instead of the newest, `leave_out` batches to leave out from now on,
+    `branch` where a new run goes on from.
     """
 
     prepared: Prepared
@@ -80,6 +82,7 @@ class Attempt:
     initial: Path | None = None
     from_step: int | None = None
     leave_out: tuple[int, int] | None = None
+    branch: Branch | None = None
 
     @property
     def config(self) -> Any:

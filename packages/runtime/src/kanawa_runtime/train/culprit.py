@@ -16,17 +16,21 @@ from kanawa_runtime.train.evaluate import Evaluator
 logger = logging.getLogger(__name__)
 
 _MOST_NAMED = 4
+Rows = dict[int, dict[str, np.ndarray]]
 
 
-def culprits(attempt: Attempt, evaluator: Evaluator, number: int) -> str:
-    """Returns what is wrong with rows of batch `number`, counted from 0; "" where nothing is, or it can't be told.
+def culprits(attempt: Attempt, evaluator: Evaluator, number: int, first_row: int) -> str:
+    """Returns what is wrong with rows of batch `number`, from 0; "" where nothing is, or it can't be told.
 
     Never raises: another error is on its way out.
     """
     try:
         looking = attempt.screen.phase(f"looking for the rows that spoil batch {number + 1}")
         with looking, attempt.sections.within("restore"):
-            found = _seen(attempt, number) or _tried(attempt, evaluator, number)
+            rows = {
+                row: attempt.trainer.source.row(row) for row in range(first_row, first_row + attempt.config.batch_size)
+            }
+            found = _seen(attempt, rows) or _tried(attempt, evaluator, rows)
     except INTERRUPTIONS:
         raise
     except BaseException:
@@ -40,16 +44,11 @@ def culprits(attempt: Attempt, evaluator: Evaluator, number: int) -> str:
     return f"In batch {number + 1} {named}{more}"
 
 
-def _rows(attempt: Attempt, number: int) -> dict[int, dict[str, np.ndarray]]:
-    size = attempt.config.batch_size
-    return {row: attempt.trainer.source.row(row) for row in range(number * size, (number + 1) * size)}
-
-
-def _seen(attempt: Attempt, number: int) -> dict[int, str]:
+def _seen(attempt: Attempt, rows: Rows) -> dict[int, str]:
     """Returns rows with numbers that nothing can be computed from, and what is wrong with each."""
     vocabulary = getattr(attempt.config.model, "vocab_size", None)
     found: dict[int, str] = {}
-    for row, arrays in _rows(attempt, number).items():
+    for row, arrays in rows.items():
         for name, array in arrays.items():
             if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
                 found[row] = f"has {name} that aren't finite"
@@ -60,7 +59,7 @@ def _seen(attempt: Attempt, number: int) -> dict[int, str]:
     return found
 
 
-def _tried(attempt: Attempt, evaluator: Evaluator, number: int) -> dict[int, str]:
+def _tried(attempt: Attempt, evaluator: Evaluator, rows: Rows) -> dict[int, str]:
     """Returns rows whose loss isn't finite with the parameters of the newest checkpoint, each taken by itself."""
     step = attempt.checkpoints.latest()
     if step is None or jax.process_count() > 1 or attempt.config.rollouts is not None:
@@ -70,7 +69,6 @@ def _tried(attempt: Attempt, evaluator: Evaluator, number: int) -> dict[int, str
     restored = attempt.checkpoints.restore(asked, step=step)
     if restored is None:
         return {}
-    rows = _rows(attempt, number)
 
     def bad(numbers: list[int]) -> list[int]:
         # Repeated until they fill a batch: what one row spoils, weights of 0 elsewhere would not keep apart.
@@ -84,9 +82,7 @@ def _tried(attempt: Attempt, evaluator: Evaluator, number: int) -> dict[int, str
     return {row: f"alone has a loss that isn't finite, with the parameters of step {step}" for row in bad(list(rows))}
 
 
-def _repeated(
-    rows: dict[int, dict[str, np.ndarray]], numbers: list[int], attempt: Attempt, evaluator: Evaluator
-) -> Any:
+def _repeated(rows: Rows, numbers: list[int], attempt: Attempt, evaluator: Evaluator) -> Any:
     abstract = evaluator.program.abstract_args[2]
     chosen = [rows[numbers[place % len(numbers)]] for place in range(attempt.config.batch_size)]
     stacked: dict[str, Any] = {name: np.stack([row[name] for row in chosen]) for name in Batch._fields}

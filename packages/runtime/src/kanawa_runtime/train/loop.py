@@ -25,6 +25,7 @@ from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.attempt import Attempt, Journal
 from kanawa_runtime.train.batches import ReadAhead
+from kanawa_runtime.train.branch import Branch
 from kanawa_runtime.train.evaluate import trigram_nats_per_byte
 from kanawa_runtime.train.outcome import Outcome, already_there, ending, shown
 from kanawa_runtime.train.peers import lost_peer
@@ -48,9 +49,9 @@ class Loop:
     """One attempt at a run, from opening its directory to the last event.
 
     `steps` is how far to go (see `run_length`), `initial` a folder to take the first parameters from, `from_step` the
-    committed step to resume from (None: the newest), `leave_out` batches, from 0, to take no more, `command` what a
-    person would type to resume. A second Ctrl-C ends the process if the loop `owns_process`; else it raises
-    KeyboardInterrupt.
+    committed step to resume from (None: the newest), `leave_out` batches, from 0, to take no more, `branch` where a
+    new run goes on from, `command` what a person would type to resume. A second Ctrl-C ends the process if the loop
+    `owns_process`; else it raises KeyboardInterrupt.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Loop:
         initial: Path | None = None,
         from_step: int | None = None,
         leave_out: tuple[int, int] | None = None,
+        branch: Branch | None = None,
         screen: Screen | None = None,
         command: str = "",
         owns_process: bool = True,
@@ -74,6 +76,7 @@ class Loop:
         self.initial = initial
         self.from_step = from_step
         self.leave_out = leave_out
+        self.branch = branch
         self.owns_process = owns_process
         self.command = command or f"kanawa train {composition.name} --run {shlex.quote(shown(directory))}"
         services = [service.build() for service in composition.config.services]
@@ -114,6 +117,7 @@ class Loop:
                 self.initial,
                 self.from_step,
                 self.leave_out,
+                self.branch,
             )
             running = _Running(attempt, self.command, self.steering)
             stop.on_first = running.stopping
@@ -209,7 +213,7 @@ class _Running:
             source=attempt.trainer.source,
             global_batch=config.batch_size,
             local_rows=stepper.rows,
-            start_row=stepper.left_out.batch_of(stepper.step) * config.batch_size,
+            start_row=stepper.next_row,
         )
         attempt.screen.begin(attempt.total, stepper.step)
         with contextlib.closing(iter(loader)) as batches:
@@ -340,8 +344,7 @@ class _Running:
                 attempt.journal.write("checkpoint_skipped", step=stepper.step, reason="the last one is still written")
                 attempt.screen.say(f"training continues without checkpoint {stepper.step}: the last is still written")
             return
-        row = stepper.step * attempt.config.batch_size
-        data = {"row": row, "digest": started.digest, **stepper.unrepeatable()}
+        data = {"row": stepper.next_row, "digest": started.digest, **stepper.unrepeatable()}
         for again in (True, False):
             try:
                 with attempt.sections.within("save"):

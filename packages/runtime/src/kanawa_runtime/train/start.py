@@ -23,6 +23,7 @@ from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 from kanawa_runtime.storage.place import shown_place
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.batches import check_vocabulary
+from kanawa_runtime.train.branch import Branch
 from kanawa_runtime.train.evaluate import Evaluator, Sampler, named_sets, sampler_of
 from kanawa_runtime.train.init_from import InitFrom, matched
 from kanawa_runtime.train.outcome import shown
@@ -35,7 +36,7 @@ from kanawa_runtime.train.trainer import TrainState
 class Origin:
     """Where the first state of an attempt comes from; `path` for all but a new one."""
 
-    kind: Literal["new", "resumed", "initialised"]
+    kind: Literal["new", "resumed", "initialised", "branched"]
     step: int = 0
     path: str = ""
 
@@ -43,6 +44,8 @@ class Origin:
         """Returns the line to show."""
         if self.kind == "resumed":
             return f"resuming at step {self.step} from {shown(self.path)}"
+        if self.kind == "branched":
+            return f"going on from step {self.step} of another run, {shown(self.path)}"
         if self.kind == "initialised":
             return f"starting at step 0, initialised from {shown(self.path)}"
         return "starting at step 0 from new parameters"
@@ -87,10 +90,15 @@ def start(attempt: Attempt) -> Started:
     abstract_state, abstract_batch = programs["train_step"].abstract_args
     with screen.phase("restoring"), attempt.sections.within("restore"):
         restored = _restored(attempt, abstract_state, digest)
+        is_branch = restored is None and attempt.branch is not None
+        if attempt.branch is not None and restored is None:
+            restored = _branched(attempt, attempt.branch, abstract_state, digest)
     if restored is None:
         origin, state = _first_state(attempt, programs["init"], abstract_state)
     else:
-        origin = Origin("resumed", restored.step, restored.place or attempt.checkpoints.location(restored.step))
+        place = restored.place or ("" if is_branch else attempt.checkpoints.location(restored.step))
+        place = attempt.branch.place if is_branch and attempt.branch else place
+        origin = Origin("branched" if is_branch else "resumed", restored.step, place)
         state = _state_of(restored, abstract_state)
     screen.say(origin.sentence())
     journal.started(origin.step)
@@ -185,6 +193,20 @@ def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored |
         attempt.journal.write("went_back", step=restored.step, set_aside=aside)
         for place in aside:
             attempt.screen.say(f"a later checkpoint is set aside: {shown(place)}")
+    return restored
+
+
+def _branched(attempt: Attempt, branch: Branch, abstract: TrainState, digest: str) -> Restored:
+    """Returns the state of another run's checkpoint; both runs say so from now on."""
+    asked = {"params": abstract.params, "state": abstract.state, "opt": abstract.opt}
+    restored = branch.restored(attempt.config.checkpointer, asked)
+    if restored.step >= attempt.total:
+        message = f"--branch-from: step {restored.step} of {branch.place} is no earlier than --steps {attempt.total}"
+        raise UsageError(message)
+    fields = branch.record(attempt.run, restored, digest, attempt.config.batch_size)
+    attempt.journal.write("branched_from", **fields)
+    if not fields["same_data"]:
+        attempt.screen.say("the data are others than that run's: they are read from their first row")
     return restored
 
 

@@ -25,6 +25,7 @@ from kanawa_runtime import faults
 from kanawa_runtime.exit_codes import STOPPED
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.batches import LeftOut, global_batch, local_rows, read_left_out, write_left_out
+from kanawa_runtime.train.branch import row_offset
 from kanawa_runtime.train.culprit import culprits
 from kanawa_runtime.train.outcome import advice
 from kanawa_runtime.train.replicas import ReplicaCheck
@@ -83,6 +84,7 @@ class Stepper:
         self._provisional: int | None = None
         self._finished = 0.0
         self._evaluator = started.evaluator
+        self._row_offset = row_offset(attempt.run.path)
         self.left_out = read_left_out(attempt.run.path)
         if attempt.leave_out is not None:
             self.left_out = self._leaving_out(*attempt.leave_out)
@@ -115,6 +117,15 @@ class Stepper:
     def has_stepped(self) -> bool:
         """Whether this attempt has taken a step."""
         return self.step > self._origin.step
+
+    @property
+    def next_row(self) -> int:
+        """The first row of the next batch."""
+        return self._first_row(self.left_out.batch_of(self.step))
+
+    def _first_row(self, batch: int) -> int:
+        size: int = self._attempt.config.batch_size
+        return self._row_offset + batch * size
 
     @property
     def is_computing(self) -> bool:
@@ -300,7 +311,7 @@ class Stepper:
             dropped=dropped,
             steps=steps,
             run=self._attempt.run.path,
-            culprits=culprits(self._attempt, self._evaluator, number) if by_batch else "",
+            culprits=culprits(self._attempt, self._evaluator, number, self._first_row(number)) if by_batch else "",
             batches=(self.left_out.batch_of(steps[-1] if steps else 0) + 1, number + 1) if by_batch else None,
         )
 
