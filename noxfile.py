@@ -345,6 +345,21 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def lock(session: nox.Session) -> None:
+    """Writes the exact versions and hashes that a server's host installs: packages/runtime/serve.lock."""
+    folder = constraints_file(session).parent
+    # Ours come from their own wheels; everything else by its hash.
+    ours = [f"--no-emit-package={distribution(package)}" for package in PACKAGES]
+    asked = folder / "serve.in"
+    asked.write_text("kanawa-runtime[serve,hf]\nkanawa-layers\n")
+    session.run(
+        *("uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11", "--generate-hashes"),
+        *(f"--find-links={folder}", "--no-header", "--no-annotate", *ours),
+        *(str(asked), "--output-file=packages/runtime/serve.lock"),
+    )
+
+
+@nox.session(default=False)
 def dev(session: nox.Session) -> None:
     """Makes .venv-dev with everything editable, for editors and quick test runs."""
     session.run("uv", "venv", "--clear", "--python", sys.executable, ".venv-dev")
