@@ -8,7 +8,7 @@ from kanawa.contracts import MaskedLM
 from kanawa.errors import UsageError
 from kanawa_runtime.data.corpus import EmbeddedCorpus
 from kanawa_runtime.data.masked import MaskedTokens
-from kanawa_runtime.data.other_data import on_other_data
+from kanawa_runtime.data.other_data import on_other_data, reads_files
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.text_files import JsonLines, TextFiles
@@ -88,13 +88,32 @@ def test_the_folders_tokenizer_reads_the_new_text(texts):
     [
         ("quickstrat", "did you mean 'quickstart'?"),
         ("nowhere/*.txt", "no file matches"),
-        ("masked", "source"),
+        ("masked:shape=2", "shape"),
     ],
 )
 def test_what_is_no_data(texts, text, said):
     with pytest.raises(kn.KanawaError, match="nowhere|data") as error:
         on_other_data(experiment(), text)
     assert said in str(error.value)
+
+
+def test_fields_of_a_source_are_given_in_one_go(texts):
+    masked = LanguageModelTemplate().experiment(Both.Config(vocab_size=300, input_dim=8))
+    small = ["data.source.vocab_size=100"]
+    data = kn.compose(masked, data="masked:source=random-tokens,share=0.5", overrides=small).config.data
+    assert isinstance(data.source, RandomTokens.Config) and data.share == 0.5
+    assert on_other_data(experiment(), "kanawa-runtime:random-tokens:num_rows=3").data.num_rows == 3
+    # What is missing may still come by --set, and is an error of the whole config else.
+    with pytest.raises(kn.KanawaError, match=r"data\.source"):
+        kn.compose(experiment(), data="masked")
+
+
+def test_corpora_go_by_their_names(texts):
+    data = on_other_data(experiment(), 'text-files:files=["mytext/*.txt"],split_lines=true').data
+    assert isinstance(data, TextSource.Config)
+    assert (data.corpus.files, data.corpus.split_lines) == (("mytext/*.txt",), True)
+    assert isinstance(on_other_data(experiment(), "embedded").data.corpus, EmbeddedCorpus.Config)
+    assert reads_files("embedded") and reads_files("mytext") and not reads_files("random-tokens")
 
 
 def test_a_vocabulary_too_small_for_text(texts):

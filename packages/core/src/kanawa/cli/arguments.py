@@ -15,7 +15,7 @@ EXPERIMENT_HELP = (
 )
 DATA_HELP = (
     "other data: a glob of text files in quotes ('mytext/**/*.txt'), a folder of them, a .jsonl or .txt file, or the "
-    "name of an experiment or a data source"
+    "name of an experiment, a data source or a corpus, with fields as NAME:field=value,…"
 )
 
 

@@ -186,7 +186,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
             args.experiment, on=args.on or local_target(), modify=args.modify, set=args.set, data=args.data
         )
         if args.eval_data:
-            asked = experiment(asked, set=[("evaluation.sets", evaluation_sets(asked.config, args.eval_data))])
+            asked = experiment(asked, set={"evaluation.sets": evaluation_sets(asked.config, args.eval_data)})
     check()
     return training_loop(
         asked,

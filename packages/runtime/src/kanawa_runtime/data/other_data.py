@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kanawa.config import Config
+from kanawa.composition.modifiers import parse_modifier
+from kanawa.config import Config, apply_override
 from kanawa.contracts import DataSource, MaskedLM
-from kanawa.errors import ConfigError, UsageError, did_you_mean
+from kanawa.errors import ConfigError, KanawaError, UsageError, did_you_mean
 from kanawa.local_path import local_path
 from kanawa.plugins import component, host
 
@@ -24,6 +25,8 @@ from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
 _RECORDS = frozenset({".jsonl", ".ndjson"})
+#: What `--data` may name, the first that has the name wins.
+_KINDS = ("experiments", "data", "corpora")
 _NAMED = re.compile(r"([A-Za-z0-9_.-]+)=(.+)")
 _TEXTS = frozenset({".txt", ".text", ".md", ".rst", ".py"})
 
@@ -37,9 +40,9 @@ def names_files(text: str) -> bool:
 
 
 def reads_files(text: str) -> bool:
-    """Returns whether `--data TEXT` is read from files: no catalogued experiment or source is called so."""
-    kinds = {state.kind for state in host().components() if state.name == text}
-    return not kinds & {"experiments", "data"} and names_files(text)
+    """Returns whether `--data TEXT` is read from files or a corpus: no catalogued experiment or source is called so."""
+    found = _catalogued(text)
+    return names_files(text) if found is None else found[0] == "corpora"
 
 
 def named_data(texts: Sequence[str]) -> dict[str, str]:
@@ -105,11 +108,12 @@ def default_data(model: Any, sequence_length: int) -> DataSource.Config:
 def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = None) -> Config:
     """Returns the experiment with the data that `text` names; sizes, packing and learner stay.
 
-    `text` is a catalogued experiment, whose data are taken, a catalogued data source, or files: a glob, a folder, a
-    `.jsonl` or a text. With `tokenizer_file` text is read by that tokenizer, else by one learned from it.
-    Raises UsageError for anything else, CorpusError for a glob that matches nothing.
+    `text` is a catalogued experiment, whose data are taken, a catalogued data source or corpus, with fields as
+    `NAME:field=value,…`, or files: a glob, a folder, a `.jsonl` or a text. With `tokenizer_file` text is read by that
+    tokenizer, else by one learned from it. Raises UsageError for anything else, CorpusError for a glob that matches
+    nothing.
     """
-    named = _named(text)
+    named = _named(experiment, text)
     if named is not None:
         data = named.clone().set(sequence_length=experiment.data.sequence_length)
     elif names_files(str(local_path(text, "--data"))):
@@ -121,25 +125,38 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     return experiment.clone().set(data=data)
 
 
-def _named(text: str) -> DataSource.Config | None:
-    """Returns the data of a catalogued experiment, or the catalogued source, of this name."""
-    kinds = {state.kind for state in host().components() if state.name == text}
-    if "experiments" in kinds:
-        cfg = component("experiments", text)()
-        if "data" not in cfg.fields():
-            message = f"--data {text}: experiment {text!r} has no data"
-            raise UsageError(message)
-        rows: DataSource.Config = cfg.data
-        return rows
-    if "data" not in kinds:
-        return None
-    data: DataSource.Config = component("data", text).Config()
+def _catalogued(text: str) -> tuple[str, str, dict[str, str]] | None:
+    """Returns kind, name and fields of `NAME[:field=value,…]` for what the catalog has; None for any other text."""
     try:
-        data.clone().freeze()
-    except ConfigError as error:
-        message = f"--data {text}: {error}; give it whole with --set data={text} and further --set data.FIELD=VALUE"
-        raise UsageError(message) from error
-    return data
+        name, fields = parse_modifier(text)
+    except ConfigError:
+        return None
+    kinds = {state.kind for state in host().components() if name in (state.name, state.key)}
+    kind = next((kind for kind in _KINDS if kind in kinds), None)
+    return None if kind is None else (kind, name, fields)
+
+
+def _named(experiment: Any, text: str) -> DataSource.Config | None:
+    """Returns the data of a catalogued experiment, a catalogued source, or text of a catalogued corpus, by its name."""
+    found = _catalogued(text)
+    if found is None:
+        return None
+    kind, name, fields = found
+    made = component(kind, name)
+    cfg = made() if kind == "experiments" else made.Config()
+    if kind == "experiments":
+        if "data" not in cfg.fields():
+            message = f"--data {text}: experiment {name!r} has no data"
+            raise UsageError(message)
+        cfg = cfg.data
+    try:
+        for field, value in fields.items():
+            apply_override(cfg, f"{field}={value}")
+    except KanawaError as error:
+        error.add_note(f"in --data {text}")
+        raise
+    rows: DataSource.Config = _with_corpus(_text_of(experiment), cfg) if kind == "corpora" else cfg
+    return rows
 
 
 def _text_of(experiment: Any) -> DataSource.Config:
@@ -176,8 +193,8 @@ def check_read_by_its_own(data: DataSource.Config, directory: Path) -> None:
 
 
 def _unknown(text: str) -> str:
-    names = {state.name for kind in ("experiments", "data") for state in host().components(kind)}
+    names = {state.name for kind in _KINDS for state in host().components(kind)}
     return (
-        f"--data {text}: no experiment and no data source is called so, and there is no such file or folder"
+        f"--data {text}: no experiment, data source or corpus is called so, and there is no such file or folder"
         f"{did_you_mean(text, names)}; files are written as 'folder/**/*.txt', a folder, or a .jsonl or .txt file"
     )

@@ -44,7 +44,7 @@ class RandomTokens(DataSource):
         if index < 0 or (cfg.num_rows is not None and index >= cfg.num_rows):
             message = f"row {index} doesn't exist: num_rows={cfg.num_rows}"
             raise IndexError(message)
-        words = random_words(cfg.sequence_length + 1, cfg.seed, index)
+        words = random_words(cfg.sequence_length + 1, cfg.seed or 0, index)
         # Of 64 random bits the remainder's bias is too small ever to be seen.
         tokens = (words % np.uint64(cfg.vocab_size)).astype(np.int32)
         return {

@@ -49,7 +49,7 @@ class Evaluator:
         Ends early once `until()` holds after a batch. None where there is nothing to evaluate on.
         """
         record = None if self.source is None else self._score(self.source, params, state, limit, until)
-        sets = {}
+        sets: dict[str, Any] = {}
         for name, source in self.named.items():
             score = None if until() else self._score(source, params, state, limit, until)
             if score is not None:
