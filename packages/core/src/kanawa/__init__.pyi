@@ -31,6 +31,7 @@ from kanawa.config import Configurable as Configurable
 from kanawa.config import Count as Count
 from kanawa.config import Epsilon as Epsilon
 from kanawa.config import Finite as Finite
+from kanawa.config import FloatDtype as FloatDtype
 from kanawa.config import Fraction as Fraction
 from kanawa.config import Modifier as Modifier
 from kanawa.config import NonNegative as NonNegative
@@ -39,6 +40,8 @@ from kanawa.config import Positive as Positive
 from kanawa.config import Range as Range
 from kanawa.config import Seed as Seed
 from kanawa.config import Size as Size
+from kanawa.config import Strength as Strength
+from kanawa.config import Usual as Usual
 from kanawa.config import config_for as config_for
 from kanawa.config import diff as diff
 from kanawa.config import digest as digest

@@ -75,7 +75,7 @@ def test_the_first_way_to_run_an_operation_counts():
 
 @pytest.mark.parametrize(("field", "name"), [("compute", "int8"), ("accumulate", "floatt32"), ("compute", "")])
 def test_precision_takes_floating_dtypes_only(field, name):
-    with pytest.raises(ConfigError, match=rf"precision.{field} is '{name}', which is not a floating dtype; use"):
+    with pytest.raises(ConfigError, match=rf"precision.{field} is '{name}', which is not a floating dtype that"):
         kn.Precision(**{field: name})
 
 

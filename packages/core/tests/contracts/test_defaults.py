@@ -175,8 +175,11 @@ def test_the_execution_config_names_the_memories_there_are():
 
 def test_precision_is_checked_when_it_is_made():
     assert PrecisionConfig(compute="bfloat16").precision() == kn.Precision("bfloat16", "float32")
-    with pytest.raises(ConfigError, match=r"precision.compute is 'int4'"):
-        PrecisionConfig(compute="int4").precision()
+    for name in ("int4", "float64", "complex64", "nonsense"):
+        with pytest.raises(ConfigError, match=rf"compute: expected Literal\['float32', .* got '{name}'"):
+            PrecisionConfig(compute=name)
+        with pytest.raises(ConfigError, match=f"precision.compute is '{name}'"):
+            kn.Precision(name)
 
 
 class Job(Workload):

@@ -58,7 +58,7 @@ class Compute(kn.Modifier):
     """`compute`: sets the dtype layers compute in; parameters, norms, router and loss stay fp32."""
 
     class Config(kn.Modifier.Config):
-        dtype: str = "bfloat16"
+        dtype: kn.FloatDtype = "bfloat16"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with `precision.compute` set."""

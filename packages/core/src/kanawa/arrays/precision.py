@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from kanawa.errors import ConfigError
@@ -18,11 +19,14 @@ class Precision:
         for field in dataclasses.fields(self):
             name = getattr(self, field.name)
             try:
-                floating = jnp.issubdtype(jnp.dtype(name), jnp.floating)
+                # Without JAX's switch for 64 bits, float64 is cut short in silence.
+                whole = jax.dtypes.canonicalize_dtype(name) == jnp.dtype(name)
+                floating = whole and jnp.issubdtype(jnp.dtype(name), jnp.floating)
             except TypeError:
                 floating = False
             if not floating:
                 message = (
-                    f"precision.{field.name} is {name!r}, which is not a floating dtype; use 'float32' or 'bfloat16'"
+                    f"precision.{field.name} is {name!r}, which is not a floating dtype that JAX keeps whole here; "
+                    "use 'float32' or 'bfloat16'"
                 )
                 raise ConfigError(message)

@@ -6,7 +6,8 @@ from typing import Any
 
 from kanawa.composition.blame import BuildError, blamed
 from kanawa.composition.target import Target
-from kanawa.config import Config, IncompleteConfigError
+from kanawa.config import REQUIRED, Config, IncompleteConfigError, Usual
+from kanawa.config.field_types import parts_of
 from kanawa.errors import CompositionError, ConfigError, KanawaError, did_you_mean
 from kanawa.plugins import host
 
@@ -67,6 +68,22 @@ def checked_model(name: str, cfg: Config, target: Target | None, built: Any, pro
     for sentence in sentences:
         problems.add(f"{name}: {sentence}")
     return model
+
+
+def unusual_values(cfg: Config) -> Iterator[str]:
+    """Yields what is odd about numbers that somebody set, one sentence each."""
+    for path, node in cfg.walk():
+        for name, field in node.fields().items():
+            value = getattr(node, name)
+            if type(value) not in (int, float) or value == field.default:
+                continue
+            parts = parts_of(field.type.annotation)
+            metadata = (each for part in parts for each in getattr(part, "__metadata__", ()))
+            for usual in (each for each in metadata if isinstance(each, Usual)):
+                if warning := usual.warning(value):
+                    where = f"{path}.{name}" if path else name
+                    default = "" if field.default is REQUIRED else f"; its default is {field.default}"
+                    yield f"{where} is {value}, {warning}{default}"
 
 
 def count_problems(cfg: Config, model: Any, target: Target) -> int:

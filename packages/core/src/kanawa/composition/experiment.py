@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kanawa.composition.blame import blamed
-from kanawa.composition.config_checks import Problems, checked_model
+from kanawa.composition.config_checks import Problems, checked_model, unusual_values
 from kanawa.composition.mesh_fit import fit_mesh
 from kanawa.composition.mesh_rules import find_rule, provenance
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
@@ -126,6 +126,8 @@ def _compose(
                     cfg.set_path(*override)
     model = checked_model(name, cfg, place, counted, problems)
     problems.report()
+    for line in unusual_values(cfg):
+        logger.warning("%s", line)
     assigned = (one if isinstance(one, str) else f"{one[0]}={one[1]!r}" for one in overrides)
     changes = (*modifiers, *assigned, *([] if data is None else [data]))
     return Composition(name, cfg, place, rule, model, source, experiment, data, changes)

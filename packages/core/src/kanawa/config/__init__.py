@@ -25,6 +25,7 @@ from kanawa.config.paths import parse_path as parse_path
 from kanawa.config.ranges import Count as Count
 from kanawa.config.ranges import Epsilon as Epsilon
 from kanawa.config.ranges import Finite as Finite
+from kanawa.config.ranges import FloatDtype as FloatDtype
 from kanawa.config.ranges import Fraction as Fraction
 from kanawa.config.ranges import NonNegative as NonNegative
 from kanawa.config.ranges import Partial as Partial
@@ -32,6 +33,8 @@ from kanawa.config.ranges import Positive as Positive
 from kanawa.config.ranges import Range as Range
 from kanawa.config.ranges import Seed as Seed
 from kanawa.config.ranges import Size as Size
+from kanawa.config.ranges import Strength as Strength
+from kanawa.config.ranges import Usual as Usual
 from kanawa.config.record import Config as Config
 from kanawa.config.record import UnknownFieldError as UnknownFieldError
 from kanawa.config.rewrite import Modifier as Modifier

@@ -5,7 +5,7 @@ A value outside is refused where it is assigned, so that a command line hears of
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,20 @@ class Range:
         return f"it is more than {self.high:,}" if unsaid else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """The sizes of numbers that make sense, whatever their sign: a field takes others, with a warning."""
+
+    low: float = 1e-12
+    high: float = 1e6
+
+    def warning(self, value: float) -> str:
+        """Returns what is odd about a value; empty for a usual one."""
+        if abs(value) < self.low:
+            return "so small that it switches off what it is for"
+        return "so large that it drowns all else" if abs(value) > self.high else ""
+
+
 MOST = 2**31 - 1  # an axis of an array, and what counts along it: kernels index by 32 bits
 
 #: A size or a count of which there must be one: heads, layers, rows, steps.
@@ -63,5 +77,9 @@ NonNegative = Annotated[float, Range(0, below=True)]
 Epsilon = Annotated[float, Range(1e-37, 1)]
 #: A finite number that others are multiplied or divided by.
 Positive = Annotated[float, Range(0, above=True, below=True)]
+#: A finite number that may be nothing, but 0 and huge ones are warned of: a learning rate, the coefficient of a loss.
+Strength = Annotated[float, Range(0, below=True), Usual()]
 #: Any number but infinities and NaN.
 Finite = Annotated[float, Range(above=True, below=True)]
+#: What layers compute in, and what state is stored in: JAX cuts float64 short, and smaller dtypes need scales.
+FloatDtype = Literal["float32", "bfloat16", "float16"]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from kanawa.arrays.optimizer_state import MEMORIES
 from kanawa.arrays.precision import Precision
-from kanawa.config import REQUIRED, Config, Configurable
+from kanawa.config import REQUIRED, Config, Configurable, FloatDtype
 from kanawa.contracts.device_mesh import DeviceMesh
 from kanawa.contracts.program import Environment, Program
 from kanawa.contracts.roles import Model
@@ -16,8 +16,8 @@ from kanawa.contracts.strategy import Strategy
 class PrecisionConfig(Config):
     """dtype names of `compute` and `accumulate`; parameters are always stored in their ParamSpec's dtype."""
 
-    compute: str = "float32"
-    accumulate: str = "float32"
+    compute: FloatDtype = "float32"
+    accumulate: FloatDtype = "float32"
 
     def precision(self) -> Precision:
         """Returns the hashable policy."""

@@ -46,7 +46,7 @@ class TemperatureTuning(QueryScale):
     """
 
     class Config(QueryScale.Config):
-        coefficient: kn.NonNegative = 0.1
+        coefficient: kn.Strength = 0.1
         floor_scale: kn.Positive = 8192.0
 
     def forward(self, q: Float[Array, "B T H D"], positions: Int[Array, "B T"]) -> Float[Array, "B T H D"]:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import kanawa as kn
@@ -23,7 +23,7 @@ class Head(kn.Module):
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
         vocab_size: kn.Size = kn.FROM_PARENT
-        logit_scale: kn.Finite = 1.0
+        logit_scale: Annotated[kn.Finite, kn.Usual()] = 1.0
         logit_cap: kn.Positive | None = None
 
     #: Whether `weight` is [vocab, embed], as a table is, rather than [embed, vocab].

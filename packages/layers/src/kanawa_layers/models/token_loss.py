@@ -14,7 +14,7 @@ class TokenLoss(kn.Module):
     """Adds loss terms and metrics for the last hidden states of a batch, each term times `coefficient`."""
 
     class Config(kn.Module.Config):
-        coefficient: kn.NonNegative = 1.0
+        coefficient: kn.Strength = 1.0
 
     @abc.abstractmethod
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:

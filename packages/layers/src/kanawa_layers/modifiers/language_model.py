@@ -72,7 +72,7 @@ class ZLoss(kn.Modifier):
     """`z-loss`: penalises the squared log of the softmax's normaliser (PaLM, arXiv:2204.02311, section 5)."""
 
     class Config(kn.Modifier.Config):
-        coefficient: kn.NonNegative = 1e-4
+        coefficient: kn.Strength = 1e-4
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the coefficient set on every cross entropy."""
@@ -125,7 +125,7 @@ class DistillModifier(kn.Modifier):
 
     class Config(kn.Modifier.Config):
         teacher: str = kn.REQUIRED
-        coefficient: kn.NonNegative = 1.0
+        coefficient: kn.Strength = 1.0
         temperature: kn.Positive = 1.0
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

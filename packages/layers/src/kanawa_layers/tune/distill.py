@@ -25,7 +25,7 @@ class Distilled(CausalLM):
     class Config(CausalLM.Config):
         student: CausalLM.Config = kn.REQUIRED
         teacher: CausalLM.Config = kn.REQUIRED
-        coefficient: kn.NonNegative = 1.0
+        coefficient: kn.Strength = 1.0
         temperature: kn.Positive = 1.0
         foreign: kn.foreign.Names = kn.foreign.Names(children={"student": "student", "teacher": "teacher"})
 

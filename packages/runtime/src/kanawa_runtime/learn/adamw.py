@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import Epsilon, NonNegative, Partial
+from kanawa.config import Epsilon, FloatDtype, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, decay_by_spec, rate_link
@@ -23,7 +23,7 @@ class AdamW(ScheduledOptimizer):
         b2: Partial = 0.95
         eps: Epsilon = 1e-8
         weight_decay: NonNegative = 0.1
-        first_moment_dtype: str | None = None
+        first_moment_dtype: FloatDtype | None = None
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the transformation; its state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count"."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import NonNegative, Partial
+from kanawa.config import FloatDtype, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, decay_by_spec, rate_link
@@ -18,7 +18,7 @@ class Lion(ScheduledOptimizer):
         b1: Partial = 0.9
         b2: Partial = 0.99
         weight_decay: NonNegative = 0.3
-        moment_dtype: str | None = None
+        moment_dtype: FloatDtype | None = None
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the transformation; its state is "lion/mu/…", "lion/count" and "rate/count"."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import Epsilon, NonNegative, Partial, Positive, Size
+from kanawa.config import Epsilon, FloatDtype, NonNegative, Partial, Positive, Size
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, hidden_matrices
@@ -49,7 +49,7 @@ class Muon(ScheduledOptimizer):
         momentum: Partial = 0.95
         nesterov: bool = True
         newton_schulz_steps: Size = 5
-        newton_schulz_dtype: str = "bfloat16"
+        newton_schulz_dtype: FloatDtype = "bfloat16"
         rms: Positive | None = 0.2
         b1: Partial = 0.9
         b2: Partial = 0.95

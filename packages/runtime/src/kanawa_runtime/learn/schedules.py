@@ -6,7 +6,7 @@ whole run.
 """
 
 import optax
-from kanawa.config import REQUIRED, Count, Fraction, NonNegative, Partial, Size
+from kanawa.config import REQUIRED, Count, Fraction, Partial, Size, Strength
 from kanawa.contracts import ScheduleFactory
 from kanawa.contracts.optimizer import Schedule
 from kanawa.errors import UsageError
@@ -16,7 +16,7 @@ class Constant(ScheduleFactory):
     """The rate `peak`, after a warm-up if asked."""
 
     class Config(ScheduleFactory.Config):
-        peak: NonNegative = REQUIRED
+        peak: Strength = REQUIRED
         warmup_steps: Count = 0
         warmup_fraction: Partial = 0.0
 
@@ -29,7 +29,7 @@ class WarmupCosine(ScheduleFactory):
     """Falls along half a cosine from `peak` to `final_fraction` of it (SGDR, arXiv:1608.03983, without restarts)."""
 
     class Config(ScheduleFactory.Config):
-        peak: NonNegative = REQUIRED
+        peak: Strength = REQUIRED
         warmup_steps: Count = 0
         warmup_fraction: Partial = 0.0
         decay_steps: Size | None = None
@@ -46,7 +46,7 @@ class WarmupLinear(ScheduleFactory):
     """Falls in a straight line from `peak` to `final_fraction` of it."""
 
     class Config(ScheduleFactory.Config):
-        peak: NonNegative = REQUIRED
+        peak: Strength = REQUIRED
         warmup_steps: Count = 0
         warmup_fraction: Partial = 0.0
         decay_steps: Size | None = None
@@ -64,7 +64,7 @@ class WarmupStableDecay(ScheduleFactory):
     """Stays at `peak`, then falls in a straight line over the last `decay_fraction` of the run (arXiv:2404.06395)."""
 
     class Config(ScheduleFactory.Config):
-        peak: NonNegative = REQUIRED
+        peak: Strength = REQUIRED
         warmup_steps: Count = 0
         warmup_fraction: Partial = 0.0
         decay_fraction: Fraction = 0.1

@@ -1,6 +1,6 @@
 """What an engine is built for: how many sequences, how long, in how much memory, and what a step may hold."""
 
-from kanawa.config import Config, Count, Size
+from kanawa.config import Config, Count, FloatDtype, Size
 
 
 class EngineConfig(Config):
@@ -26,7 +26,7 @@ class EngineConfig(Config):
     page_size: Size = 16
     num_pages: Size | None = None
     cache_bytes: Size | None = None
-    cache_dtype: str | None = None
+    cache_dtype: FloatDtype | None = None
     int8_cache: bool = False
     max_batched_tokens: Size = 544
     prefill_tokens: Size = 256
