@@ -7,6 +7,7 @@ is what the simulation makes of them, the steps that count, that are lost and ta
 KANAWA_KILLS sets how often the nightly one strikes, PYTEST_SEED repeats its chances.
 """
 
+import dataclasses
 import math
 import os
 import random
@@ -16,7 +17,8 @@ import time
 import pytest
 from drills import drill_seed
 from kanawa_parallel.plan.goodput.assume import Planned, assume_scenario
-from kanawa_parallel.plan.goodput.simulate import Failure, Lived, simulate
+from kanawa_parallel.plan.goodput.scenario import Scenario, Tier
+from kanawa_parallel.plan.goodput.simulate import Failure, Pace, Simulation
 from kanawa_runtime.goodput.account import attempts_of
 from kanawa_runtime.goodput.time_log import read_time_records
 from kanawa_runtime.report import run_figures
@@ -25,6 +27,67 @@ from supervisor import Supervisor, events
 
 EVERY = 16
 STEP_SECONDS = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Lived:
+    """What one attempt of a real run took, in place of the scenario's; None is the scenario's.
+
+    `start_seconds` are from its process's start to its first step, infinite for one that was killed before;
+    `away_seconds` from its end to the next process's start.
+    """
+
+    start_seconds: float | None = None
+    step_seconds: float | None = None
+    blocking_seconds: float | None = None
+    write_seconds: float | None = None
+    away_seconds: float | None = None
+
+
+class Replay(Simulation):
+    """A month whose first attempts take what those of a real run took."""
+
+    def __init__(self, scenario, failures, attempts):
+        super().__init__(scenario, 0, failures)
+        self.lived, self.following = Lived(), iter(attempts)
+
+    def begin(self, until, is_first, origin):
+        self.lived = next(self.following, Lived())
+        if self.lived.start_seconds is None:
+            super().begin(until, is_first, origin)
+        else:
+            self.spend("startup", self.lived.start_seconds, until)
+
+    def pace(self):
+        own = {name: getattr(self.lived, name) for name in ("blocking_seconds", "write_seconds")}
+        own = {name: seconds for name, seconds in own.items() if seconds is not None}
+        tiers = tuple(dataclasses.replace(tier, **own) for tier in self.scenario.tiers)
+        return Pace(self.scenario.step_seconds if self.lived.step_seconds is None else self.lived.step_seconds, tiers)
+
+    def wait(self, failure):
+        if self.lived.away_seconds is None:
+            super().wait(failure)
+        else:
+            self.spend("down", self.lived.away_seconds, self.scenario.horizon_seconds)
+
+
+def test_attempts_of_a_real_run_take_what_they_took():
+    tiers = (Tier("store", 10, 1.0, 4.0, 5.0),)
+    nothing = dict.fromkeys(("restart_seconds", "compile_seconds", "cold_compile_seconds"), 0.0)
+    scenario = Scenario(
+        hosts=100, step_seconds=1.0, mtbf_hours=1000.0, tiers=tiers, days=100 / 86400, start_seconds=2.0,
+        detect_seconds=3.0, **nothing,
+    )  # fmt: skip
+    attempts = [Lived(math.inf, away_seconds=3.0), Lived(7.0, 2.0, 0.5, 1.5, 0.0), Lived(start_seconds=1.0)]
+    month = Replay(scenario, [Failure(10.0), Failure(45.0)], attempts).run()
+    # From 20 s on twelve steps of two seconds, ten of them saved at 40.5 s; from 46 s on steps of one second again.
+    assert month.seconds["startup"] == 10.0 + 7.0 + 1.0 and month.seconds["down"] == 3.0
+    assert month.seconds["compile"] == month.seconds["checkpoint_restore"] == month.seconds["detection"] == 0.0
+    assert month.steps == 10 + (54 - 4) and month.seconds["productive"] == 10 * 2.0 + (54 - 4)
+    assert month.seconds["wasted"] == 45.0 - 20.0 - 20.0 - 0.5
+    # A later attempt than was told of is as the scenario has it.
+    later = Replay(scenario, [Failure(10.0)], [Lived(math.inf)]).run()
+    assert later.seconds["startup"] == 10.0 + 2.0 and later.seconds["detection"] == 3.0
 
 
 def killed_gang(nursery, folder, steps, moments, rng):
@@ -84,10 +147,9 @@ def compared(nursery, folder, steps, moments, rng):
     tier = ",".join(f"{name}={measured[f'{name}_seconds']}" for name in ("blocking", "write", "restore"))
     told = [f"tier=disk:every={EVERY},{tier}", f"days={(wall + STEP_SECONDS / 2) / 86400}", "mtbf_hours=1"]
     scenario = assume_scenario(Planned(hosts=2, chips=2), told, measured).scenario
-    failures = [
-        Failure(at - began, away_seconds=after.started - at) for at, after in zip(struck, attempts[1:], strict=True)
-    ]
-    month = simulate(scenario, failures=failures, attempts=each)
+    ended = zip(each, struck, attempts[1:], strict=False)
+    each = [*(dataclasses.replace(one, away_seconds=after.started - at) for one, at, after in ended), each[-1]]
+    month = Replay(scenario, [Failure(at - began) for at in struck], each).run()
     assert month.failures == len(moments)
     return figures["goodput"]["seconds"]["productive"] / wall, month.seconds["productive"] / wall
 

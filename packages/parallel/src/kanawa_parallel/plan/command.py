@@ -202,15 +202,13 @@ def _keep_off_accelerators() -> None:
 def _refuse_early(args: argparse.Namespace) -> None:
     """Raises UsageError for what can't be done as asked, before minutes go into a plan."""
     refuse_without_goodput(args)
-    if args.quick and not args.search:
-        asked = [f"--{name}" for name in ("save", "dump") if getattr(args, name) is not None]
-        if asked:
-            message = f"{' and '.join(asked)}: a quick plan compiles nothing, so nothing can be saved; omit --quick"
-            raise UsageError(message)
-    if not args.search:
-        asked = [f"--{name}" for name in ("fix", "verify", "budget", "write") if getattr(args, name) not in (None, [])]
-        if asked:
-            message = f"{' and '.join(asked)}: only a search takes this; add --search, or omit it"
+    for excluded, names, why in (
+        (args.quick, ("save", "dump"), "a quick plan compiles nothing, so nothing can be saved; omit --quick"),
+        (True, ("fix", "verify", "budget", "write"), "only a search takes this; add --search, or omit it"),
+    ):
+        asked = [f"--{name}" for name in names if excluded and getattr(args, name) not in (None, [])]
+        if asked and not args.search:
+            message = f"{' and '.join(asked)}: {why}"
             raise UsageError(message)
     for flag, path, example in (("--write", args.write, "best.json"), ("--picture", args.picture, "mesh.svg")):
         if path is not None and path.is_dir():

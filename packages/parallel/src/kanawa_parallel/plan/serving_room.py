@@ -59,10 +59,6 @@ class Room:
     cache_pages: int | None
     rows: tuple[Row, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the object under "serving"."""
-        return dataclasses.asdict(self)
-
 
 def serving_room(composition: Composition) -> Room:
     """Returns what fits beside the weights, in the compute dtype, sharded by the composition's strategies.
@@ -110,24 +106,16 @@ def serving_room(composition: Composition) -> Room:
 
 
 def render_room(room: dict[str, Any]) -> str:
-    """Returns what `as_json` gave as text for a person: room, and the quickest batch that fits each context."""
+    """Returns a room as text for a person: pages, and the steps of each batch and context that fit."""
     pages = room["cache_pages"]
     tokens = "caches that don't grow" if pages is None else f"{pages:,} pages of {room['page_size']} tokens"
     head = (
         f"\nserving: {format_bytes(room['weights_per_device_bytes'])} of weights a device leave {tokens} "
         f"({format_bytes(room['cache_per_device_bytes'])} a device); by roofline, without communication:"
     )
-    rows = [
-        (
-            row["context"],
-            row["batch"],
-            format_seconds(row["step_seconds"]),
-            format_count(row["tokens_per_second"]),
-            row["binds"],
-        )
-        for row in room["rows"]
-        if row["fits"]
-    ]
+    cells = {"step_seconds": format_seconds, "tokens_per_second": format_count}
+    columns = ("context", "batch", "step_seconds", "tokens_per_second", "binds")
+    rows = [[cells.get(name, str)(row[name]) for name in columns] for row in room["rows"] if row["fits"]]
     if not rows:
         return f"{head} nothing fits; shard the weights over more devices"
     return head + format_table("decoding", ("context", "batch", "step", "tokens/s", "binds"), rows)

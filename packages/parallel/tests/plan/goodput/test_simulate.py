@@ -6,7 +6,7 @@ import random
 
 import pytest
 from kanawa_parallel.plan.goodput.scenario import Scenario, Tier
-from kanawa_parallel.plan.goodput.simulate import Failure, Lived, Pace, average, simulate
+from kanawa_parallel.plan.goodput.simulate import Failure, Pace, average, simulate
 from kanawa_parallel.plan.goodput.suggest import best_intervals, daly, suggestions, young
 
 NOTHING_ELSE = dict.fromkeys(
@@ -109,22 +109,6 @@ def test_a_fall_back_behind_an_earlier_restart_wastes_what_that_one_had_kept():
     # 30 steps kept in memory at 35 s, 40 at 50 s: all gone with the host.
     assert month.seconds["wasted"] == 50.0
     assert (month.steps, month.seconds["productive"]) == (50, 50.0)
-
-
-def test_attempts_of_a_real_run_take_what_they_took():
-    tiers = (Tier("store", 10, 1.0, 4.0, 5.0),)
-    scenario = dataclasses.replace(PLAIN, tiers=tiers, days=100 / 86400, start_seconds=2.0, detect_seconds=3.0)
-    lived = [Lived(float("inf")), Lived(7.0, 2.0, 0.5, 1.5), Lived(start_seconds=1.0)]
-    failures = [Failure(10.0, away_seconds=3.0), Failure(45.0, away_seconds=0.0)]
-    month = simulate(scenario, failures=failures, attempts=lived)
-    # From 20 s on twelve steps of two seconds, ten of them saved at 40.5 s; from 46 s on steps of one second again.
-    assert month.seconds["startup"] == 10.0 + 7.0 + 1.0 and month.seconds["down"] == 3.0
-    assert month.seconds["compile"] == month.seconds["checkpoint_restore"] == month.seconds["detection"] == 0.0
-    assert month.steps == 10 + (54 - 4) and month.seconds["productive"] == 10 * 2.0 + (54 - 4)
-    assert month.seconds["wasted"] == 45.0 - 20.0 - 20.0 - 0.5
-    # A later attempt than was told of is as the scenario has it.
-    later = simulate(scenario, failures=[Failure(10.0)], attempts=lived[:1])
-    assert later.seconds["startup"] == 10.0 + 2.0 and later.seconds["detection"] == 3.0
 
 
 def test_suggestions_name_intervals_spares_and_tiers():

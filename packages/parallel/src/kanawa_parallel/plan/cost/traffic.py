@@ -121,9 +121,7 @@ def _written(module: HloModule, body: Computation, root: Instruction) -> float:
 
 
 def _operand_bytes(computation: Computation, instruction: Instruction, index: int) -> int:
-    if index >= len(instruction.operands):
-        return 0
-    made = computation.by_name.get(instruction.operands[index])
+    made = computation.by_name.get(instruction.operands[index]) if index < len(instruction.operands) else None
     return 0 if made is None else _bytes(made)
 
 

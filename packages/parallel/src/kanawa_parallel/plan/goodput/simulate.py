@@ -104,54 +104,15 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One end, at so many seconds from the beginning; the next process starts `away_seconds` later.
-
-    Without `away_seconds` that takes as long as the scenario says of such an end.
-    """
+    """One end, at so many seconds from the beginning."""
 
     seconds: float
     kind: Kind = "crash"
-    away_seconds: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Lived:
-    """What one attempt of a real run took, in place of the scenario's; None is the scenario's.
-
-    Attributes:
-        start_seconds: from its process's start to its first step, compiling and restoring included; infinite for one
-            that was killed before.
-        step_seconds: of each of its steps.
-        blocking_seconds, write_seconds: of each of its saves, to every tier.
-    """
-
-    start_seconds: float | None = None
-    step_seconds: float | None = None
-    blocking_seconds: float | None = None
-    write_seconds: float | None = None
-
-    def pace(self, scenario: Scenario) -> Pace:
-        """Returns how the attempt steps and saves."""
-        tiers = tuple(
-            dataclasses.replace(
-                tier,
-                blocking_seconds=tier.blocking_seconds if self.blocking_seconds is None else self.blocking_seconds,
-                write_seconds=tier.write_seconds if self.write_seconds is None else self.write_seconds,
-            )
-            for tier in scenario.tiers
-        )
-        return Pace(scenario.step_seconds if self.step_seconds is None else self.step_seconds, tiers)
-
-
-def simulate(
-    scenario: Scenario, seed: int = 0, failures: Sequence[Failure] | None = None, attempts: Sequence[Lived] = ()
-) -> Outcome:
-    """Returns what became of the time.
-
-    `failures` happen at their times instead of at random. `attempts` are the first ones of a real run, which
-    this one's are to be like: what is simulated is then what became of their steps.
-    """
-    return _Month(scenario, seed, failures, attempts).run()
+def simulate(scenario: Scenario, seed: int = 0, failures: Sequence[Failure] | None = None) -> Outcome:
+    """Returns what became of the time; `failures` happen at their times instead of at random."""
+    return Simulation(scenario, seed, failures).run()
 
 
 def average(scenario: Scenario, months: int = 8, seed: int = 0) -> Outcome:
@@ -162,17 +123,16 @@ def average(scenario: Scenario, months: int = 8, seed: int = 0) -> Outcome:
     return Outcome(mean, failures, round(sum(each.steps for each in outcomes) / months))
 
 
-class _Month:
-    def __init__(
-        self, scenario: Scenario, seed: int, failures: Iterable[Failure] | None, attempts: Sequence[Lived]
-    ) -> None:
+class Simulation:
+    """One month of a scenario; what `begin`, `pace` and `wait` take may be replaced by what a real run took."""
+
+    def __init__(self, scenario: Scenario, seed: int, failures: Iterable[Failure] | None) -> None:
         self.scenario = scenario
         self.chance = random.Random(seed)
         self.fixed_failures: Iterator[Failure] | None = (
             None if failures is None else iter(sorted(failures, key=lambda f: f.seconds))
         )
         self.seconds = dict.fromkeys(CATEGORIES, 0.0)
-        self.attempts = iter(attempts)
         self.now, self.step, self.failures = 0.0, 0, 0
         # Of each attempt whose steps still count: the seconds of a step, and its last step.
         self.taken: list[tuple[float, int]] = []
@@ -181,6 +141,7 @@ class _Month:
         self.in_repair: list[float] = []
 
     def run(self) -> Outcome:
+        """Returns what became of the time."""
         is_first, origin = True, None
         while self.now < self.scenario.horizon_seconds:
             failure = self._next_failure()
@@ -206,19 +167,31 @@ class _Month:
             kind = "hang"
         return Failure(self.now + wait, kind)
 
+    def begin(self, until: float, is_first: bool, origin: Tier | None) -> None:
+        """Starts an attempt, which may fail at `until`: processes, compiling, restoring."""
+        s = self.scenario
+        self.spend("startup", s.start_seconds, until)
+        self.spend("compile", s.cold_compile_seconds if is_first else s.compile_seconds, until)
+        self.spend("checkpoint_restore", 0.0 if origin is None else origin.restore_seconds, until)
+
+    def pace(self) -> Pace:
+        """Returns how the next attempt steps and saves."""
+        return Pace(self.scenario.step_seconds, self.scenario.tiers)
+
+    def wait(self, failure: Failure) -> None:
+        """Spends what passes until the next processes start."""
+        s, horizon = self.scenario, self.scenario.horizon_seconds
+        self.spend("detection", s.hang_seconds if failure.kind == "hang" else s.detect_seconds, horizon)
+        if failure.kind == "host":
+            self._replace_host()
+        self.spend("down", s.restart_seconds, horizon)
+
     def _attempt(self, until: float, is_first: bool, origin: Tier | None) -> None:
-        """Starts, restores and trains up to a moment."""
-        s, lived = self.scenario, next(self.attempts, Lived())
-        if lived.start_seconds is None:
-            self._spend("startup", s.start_seconds, until)
-            self._spend("compile", s.cold_compile_seconds if is_first else s.compile_seconds, until)
-            self._spend("checkpoint_restore", 0.0 if origin is None else origin.restore_seconds, until)
-        else:
-            self._spend("startup", lived.start_seconds, until)
+        self.begin(until, is_first, origin)
         left = until - self.now
         if left <= 0:
             return
-        start, pace = self.step, lived.pace(s)
+        start, pace = self.step, self.pace()
         reached = pace.reached(start, left)
         for tier in pace.tiers:
             newest = pace.committed(tier, start, left, reached.step)
@@ -243,14 +216,7 @@ class _Month:
         lost = self._take_away(back)
         self.seconds["productive"] -= lost
         self.seconds["wasted"] += lost
-        horizon = s.horizon_seconds
-        if failure.away_seconds is not None:
-            self._spend("down", failure.away_seconds, horizon)
-            return origin
-        self._spend("detection", s.hang_seconds if kind == "hang" else s.detect_seconds, horizon)
-        if kind == "host":
-            self._replace_host()
-        self._spend("down", s.restart_seconds, horizon)
+        self.wait(failure)
         return origin
 
     def _take_away(self, back: int) -> float:
@@ -273,17 +239,18 @@ class _Month:
         heapq.heappush(self.in_repair, self.now + s.repair_hours * 3600.0)
         self._take_back()
         if not self.standing_by:
-            self._spend("down", self.in_repair[0] - self.now, horizon)
+            self.spend("down", self.in_repair[0] - self.now, horizon)
             self._take_back()
         self.standing_by -= 1 if self.standing_by else 0
-        self._spend("down", s.swap_seconds, horizon)
+        self.spend("down", s.swap_seconds, horizon)
 
     def _take_back(self) -> None:
         while self.in_repair and self.in_repair[0] <= self.now:
             heapq.heappop(self.in_repair)
             self.standing_by += 1
 
-    def _spend(self, category: str, seconds: float, until: float) -> None:
+    def spend(self, category: str, seconds: float, until: float) -> None:
+        """Adds seconds to a category, up to a moment."""
         spent = max(0.0, min(seconds, until - self.now))
         self.seconds[category] += spent
         self.now += spent

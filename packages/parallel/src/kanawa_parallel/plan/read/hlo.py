@@ -7,8 +7,10 @@ attributes hold text of their own, whose lines may start with `}`.
 """
 
 import functools
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 # The tail of an 8-bit dtype has letters and digits, as in f8e4m3b11fnuz. A layout is read for its memory space alone.
@@ -25,6 +27,8 @@ _NAMED = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)", re.DOTALL)
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$|^(ENTRY )?%?([\w.\-]+) \(.*->.*\{$")
 #: Computations of another thread, such as the host's, say so after their end.
 _END = re.compile(r'\}(?:, execution_thread="[^"]*")?$')
+#: What a walk over brackets, commas and strings stops at.
+_MARK = re.compile(r'\\.|["()\[\]{},]', re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 #: What a compiler writes where it doesn't know, as for a gather on another core: the largest 64-bit integer.
 _UNKNOWN_CYCLES = 2**63 - 1
@@ -243,47 +247,31 @@ def _whole(text: str) -> bool:
     return '"' not in bare and all(bare.count(a) <= bare.count(b) for a, b in ("()", "{}", "[]"))
 
 
+def _marks(text: str, start: int = 0) -> Iterator[tuple[int, str, int]]:
+    """Yields (place, mark, depth behind it) of every bracket and comma outside of strings."""
+    depth, quoted = 0, False
+    for match in _MARK.finditer(text, start):
+        mark = match[0]
+        # Attributes hold JSON in strings: an escaped quote ends nothing.
+        if mark == '"':
+            quoted = not quoted
+        elif not quoted and mark[0] != "\\":
+            depth += (mark in "([{") - (mark in ")]}")
+            yield match.start(), mark, depth
+
+
 def _closing(text: str, start: int) -> int:
     """Returns where the bracket opened at `start` closes; the end of the text if it never does."""
-    depth, quoted, i = 0, False, start
-    while i < len(text):
-        c = text[i]
-        # Attributes hold JSON in strings: an escaped quote ends nothing.
-        if c == "\\":
-            i += 1
-        elif c == '"':
-            quoted = not quoted
-        elif not quoted:
-            depth += (c in "([{") - (c in ")]}")
-            if depth == 0:
-                return i
-        i += 1
-    return len(text)
+    return next((at for at, _, depth in _marks(text, start) if depth == 0), len(text))
 
 
 def _until_comma(text: str, start: int) -> str:
-    depth, quoted, escaped = 0, False, False
-    for i in range(start, len(text)):
-        c = text[i]
-        if escaped or c == "\\":
-            escaped = not escaped
-        elif c == '"':
-            quoted = not quoted
-        elif not quoted:
-            depth += (c in "([{") - (c in ")]}")
-            if c == "," and depth == 0:
-                return text[start:i]
-    return text[start:]
+    return text[start : next((at for at, mark, depth in _marks(text, start) if mark == "," and depth == 0), None)]
 
 
 def _split(text: str) -> list[str]:
     """Returns the operands: parts between commas outside of brackets, comments removed."""
     # Long tuples number their operands, `/*index=5*/`, every five.
     text = re.sub(r"/\*.*?\*/", "", text)
-    parts, depth, start = [], 0, 0
-    for i, c in enumerate(text):
-        depth += (c in "([{") - (c in ")]}")
-        if c == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [*parts, text[start:]]
+    commas = [at for at, mark, depth in _marks(text) if mark == "," and depth == 0]
+    return [text[a + 1 : b] for a, b in itertools.pairwise((-1, *commas, len(text)))]

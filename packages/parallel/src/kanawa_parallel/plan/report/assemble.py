@@ -107,7 +107,15 @@ class ModelRequest:
     def of_program(cls, prepared: Prepared, program: Program) -> "ModelRequest":
         """Reads the shapes of the program's inputs and counts by the model's own `flops_per_token`."""
         model: Any = prepared.workload.model
-        rows, length, context, passes = _shape(prepared, program)
+        shape = prepared.composition.config.batch_shape()
+        if program.name == DECODE and shape is not None:
+            # A decoding step reads the whole cache for its one new token.
+            rows, length, context, passes = shape.rows, 1, float(shape.length), 1
+        else:
+            # Under a causal mask query t sees t + 1 keys. A training step is worth three forward passes: the backward
+            # has two matmuls for each of the forward's, one for each operand.
+            rows, length = program.abstract_args[-1].input_ids.shape
+            context, passes = (length + 1) / 2, 3 if program.name == "train_step" else 1
         mesh = prepared.environment.mesh
         tokens = rows * length
         flops = passes * model.flops_per_token(context) * tokens
@@ -124,18 +132,6 @@ def installed_versions(device: DeviceSpec) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
-
-
-def _shape(prepared: Prepared, program: Program) -> tuple[int, int, float, int]:
-    """Returns (rows, tokens a row, keys a query sees on average, passes in units of a forward one)."""
-    shape = prepared.composition.config.batch_shape()
-    # A decoding step reads the whole cache for its one new token.
-    if program.name == DECODE and shape is not None:
-        return shape.rows, 1, float(shape.length), 1
-    rows, length = program.abstract_args[-1].input_ids.shape
-    # Under a causal mask query t sees t + 1 keys. A training step is worth three forward passes: the backward has two
-    # matmuls for each of the forward's, one for each operand.
-    return rows, length, (length + 1) / 2, 3 if program.name == "train_step" else 1
 
 
 def _parts(seconds: Seconds, idle: float) -> dict[str, float]:

@@ -98,7 +98,7 @@ class Report:
     quick: bool = False
     held: tuple[HeldRow, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
-    #: Of a decoding step: what the target has room for, as `Room.as_json` has it.
+    #: Of a decoding step: what the target has room for, a `Room`.
     serving: dict[str, Any] | None = None
 
     @property

@@ -52,5 +52,5 @@ def finished_report(planned: PlannedTarget, composition: Composition, prices: Pr
     if prices is not None:
         report = prices.priced(report, composition.required_target().device.name)
     if report.program == DECODE:
-        report = dataclasses.replace(report, serving=serving_room(composition).as_json())
+        report = dataclasses.replace(report, serving=dataclasses.asdict(serving_room(composition)))
     return report
