@@ -120,8 +120,14 @@ class Memory:
         for i, step in enumerate(self.walked.steps):
             eqn = step.equation
             if eqn.name == "optimization_barrier" or (self._heavy[i] and eqn.name not in _REDUCTIONS):
-                stored |= {self._of(value) for value in eqn.inputs if value is not None}
+                stored |= {self._of(value) for value in eqn.inputs if value is not None and not self._is_splat(value)}
         return stored
+
+    def _is_splat(self, value: Value) -> bool:
+        """Returns whether a value is one number in every place, which is written wherever it is read."""
+        made = self._maker.get(self._of(value))
+        eqn = None if made is None else self.walked.steps[made].equation
+        return eqn is not None and eqn.name == "broadcast_in_dim" and not any(v and v.shape for v in eqn.inputs)
 
     def _find_sources(self, value: Value) -> dict[Value, float]:
         """Returns what reading a value reads from memory, in bytes."""

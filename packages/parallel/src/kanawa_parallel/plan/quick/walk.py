@@ -82,7 +82,7 @@ def lay_out(
         layouts.update(zip(eqn.outputs, outputs, strict=True))
         for value, taken in zip(eqn.inputs, step.inputs, strict=True):
             # A constant is made as its reader wants it.
-            if value is not None and layouts[value].free and not taken.free:
+            if value is not None and layouts[value].free and (not taken.free or any(taken.dims)):
                 layouts[value] = taken
     outputs, closing = [], []
     for value, goal in zip(scope.outputs, goals, strict=True):
@@ -170,7 +170,9 @@ def _scan(
         carry = left
     if walked is not None:
         walked.carried = tuple(body.inputs[len(hidden) + consts :][:carried])
-    inputs = [*given[:consts], *carry, *given[consts + carried :]]
+    inner = body.inputs[len(hidden) :]
+    fixed = given[:consts] if walked is None else _as_read(given[:consts], inner, walked)
+    inputs = [*fixed, *carry, *given[consts + carried :]]
     stacked = walked.outputs[carried:] if walked else []
     outputs = [*carry, *(Layout(((), *layout.dims), layout.partial, layout.free) for layout in stacked)]
     for outer, inner in zip(eqn.outputs, body.outputs, strict=True):
@@ -180,6 +182,11 @@ def _scan(
         eqn, inputs, _moves(eqn, before, inputs, mesh), [(float(eqn.params["length"]), walked)] if walked else []
     )
     return step, outputs
+
+
+def _as_read(given: list[Layout], inner: list[Value], walked: Walked) -> list[Layout]:
+    """Returns the layouts of a scope's inputs, constants among them as their readers inside want them."""
+    return [walked.layouts[value] if before.free else before for before, value in zip(given, inner, strict=False)]
 
 
 def _branches(
