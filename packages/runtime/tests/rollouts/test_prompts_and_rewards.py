@@ -1,6 +1,7 @@
 """Prompts from rows, rewards from rollouts, advantages from rewards, and the sizes a config may have."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +10,20 @@ import numpy as np
 import pytest
 import tiny_lm
 from kanawa.contracts import Batch
+from kanawa.plugins import DeviceSpec, hookimpl, host
 from kanawa.testing.data_source import DataSourceConformance
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.experiments.checks import data_problems
 from kanawa_runtime.rollouts.advantages import centred, group_relative
-from kanawa_runtime.rollouts.maker import RolloutMaker, check_alone, rollout_of
+from kanawa_runtime.rollouts.maker import RolloutMaker, rollout_of
 from kanawa_runtime.rollouts.prompts import Grouped, Question, question
 from kanawa_runtime.rollouts.rewards import Rollout, exact_match, matching_tokens
 from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.rollouts.sampler import Drawn
 from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.train.start import start
 
 
 class TestCopying(DataSourceConformance):
@@ -140,10 +143,30 @@ def test_sizes_that_cannot_be(sizes, words):
         kn.compose(cfg)
 
 
+ALONE = "rollouts are made in one process, and this run has {}: each would train on rollouts of its own"
+
+
 def test_a_gang_is_told_before_anything_is_read(monkeypatch):
+    attempt = types.SimpleNamespace(config=types.SimpleNamespace(rollouts=Rollouts(reward=exact_match)))
     monkeypatch.setattr(jax, "process_count", lambda: 4)
-    with pytest.raises(kn.KanawaError, match="rollouts are made in one process, and this run has 4: each would train"):
-        check_alone()
+    with pytest.raises(kn.KanawaError, match=ALONE.format(4)):
+        start(attempt)
+
+
+@pytest.mark.parametrize(("target", "launched", "processes"), [("pod-64", "1", 8), ("cpu", "2", 2)])
+def test_what_a_gang_refuses_is_refused_while_composing(monkeypatch, target, launched, processes):
+    """So `plan` and `launch` refuse it too, for the target's hosts or for the processes that `launch` would start."""
+    import tiny_lm
+
+    figures = dict.fromkeys(("memory_bytes", "memory_bandwidth", "link_bandwidth", "network_bandwidth"), 1)
+    pod = DeviceSpec(
+        name="pod", platform="abacus", peak_flops={"float32": 1}, chips_per_host=8, source="here", **figures
+    )
+    host().register(types.SimpleNamespace(kanawa_device_specs=hookimpl(lambda: [pod])), "pod")
+    monkeypatch.setenv("KANAWA_PROCESSES", launched)
+    cfg = tiny_lm.tiny().set(rollouts=Rollouts(reward=exact_match, new_tokens=4, prompt_tokens=4), batch_size=8)
+    with pytest.raises(kn.KanawaError, match=ALONE.format(processes)):
+        kn.compose(cfg, target)
 
 
 def test_without_a_reward_nothing_is_composed():

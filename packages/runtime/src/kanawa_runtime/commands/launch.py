@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not launcher.watched:
         if not launcher.serves:
-            _check_experiment(args)
+            _check_experiment(args, job)
         _write(folder, files)
     if launcher.watched if args.watch is None else args.watch:
         return launcher.run(job, folder, write_message)
@@ -185,8 +186,8 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def _check_experiment(args: argparse.Namespace) -> None:
-    """Composes the experiment before machines are asked for; raises UsageError where it can't be.
+def _check_experiment(args: argparse.Namespace, job: Job) -> None:
+    """Composes the experiment before machines are asked for; raises UsageError where it can't be, or can't run so.
 
     In a process of its own: composing imports JAX, which has no business in one that only watches.
     """
@@ -194,7 +195,11 @@ def _check_experiment(args: argparse.Namespace) -> None:
     words += [word for text in args.modify for word in ("--modify", text)]
     words += [word for text in args.set for word in ("--set", text)]
     command = [sys.executable, "-P", "-m", "kanawa.cli", "show", *words]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    processes = job.slices * job.hosts_per_slice * job.processes_per_host
+    environment = {**os.environ, "KANAWA_PROCESSES": str(processes)}
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode:
         said = done.stderr.strip().removeprefix("kanawa: error: ")
         message = f"nothing was submitted, because the experiment can't be composed: {said}"

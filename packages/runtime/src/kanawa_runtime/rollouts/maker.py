@@ -19,16 +19,6 @@ from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler, RewardError, R
 from kanawa_runtime.train.rollout_slot import Made, RolloutWriter
 
 
-def check_alone() -> None:
-    """Raises UsageError in a gang, whose processes would each draw rollouts of their own."""
-    if jax.process_count() > 1:
-        message = (
-            f"rollouts are made in one process, and this run has {jax.process_count()}: each would train on rollouts "
-            "of its own; start it as one process, which uses all devices that it sees"
-        )
-        raise UsageError(message)
-
-
 class RolloutMaker(RolloutWriter):
     """Makes a run's batches from `cfg`, a `Rollouts`; `abstract` is the batch of the step's program.
 

@@ -43,11 +43,14 @@ class Rollouts(RolloutConfig):
         """Whether a batch is trained on several times."""
         return self.updates > 1
 
-    def check_processes(self) -> None:
-        """Raises UsageError in a gang, whose processes would each draw rollouts of their own."""
-        from kanawa_runtime.rollouts.maker import check_alone
-
-        check_alone()
+    def problem_of_processes(self, count: int) -> str:
+        """Returns what is wrong with a gang, whose processes would each draw rollouts of their own."""
+        if count == 1:
+            return ""
+        return (
+            f"rollouts are made in one process, and this run has {count}: each would train on rollouts of its own; "
+            "start it as one process on a target of one host, all of whose devices it uses"
+        )
 
     def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:
         """Returns the rows of `data`, each as often as its group has members."""

@@ -49,8 +49,8 @@ class RolloutConfig(Config):
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
 
     @abc.abstractmethod
-    def check_processes(self) -> None:
-        """Raises UsageError where the run's processes can't write rollouts."""
+    def problem_of_processes(self, count: int) -> str:
+        """Returns why a run of so many processes can't write rollouts; empty where it can."""
 
     @abc.abstractmethod
     def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:
