@@ -19,10 +19,10 @@ def scheduler(pages=16, sequences=3, budget=16, fused=1):
     )  # fmt: skip
 
 
-def sequence(number, length, *, new=4, priority=0, start=0):
+def sequence(number, length, *, new=4, priority=0, start=0, client=""):
     prompt = tuple(range(start, start + length))
     sampling = SamplingParams(max_tokens=new, temperature=0.0)
-    request = Request(id=str(number), prompt_ids=prompt, sampling=sampling, priority=priority)
+    request = Request(id=str(number), prompt_ids=prompt, sampling=sampling, priority=priority, client=client)
     return Sequence.of(request, lambda _: None, number, None)
 
 
@@ -158,3 +158,46 @@ def test_everything_ends_and_nothing_leaks(wanted, pages, sequences, budget, ran
         work.pool.check_counts()
     assert (left, work.pool.used, work.num_waiting) == (0, 0, 0)
     assert (work.table[:, SLOT] == np.arange(sequences + 1)).all()
+
+
+def test_a_flood_of_one_client_delays_another_ones_first_token_by_a_step():
+    work = scheduler(pages=64, sequences=3)
+    flood = [sequence(number, 12, new=20, start=20 * number, client="flood") for number in range(20)]
+    for each in flood:
+        work.add(each)
+    for _ in range(6):
+        take(work, work.schedule(settled=True))
+    assert [each.request.client for each in work.running] == ["flood"] * 3
+    small = sequence(99, 3, new=2, start=900, client="small")
+    work.add(small)
+    # What is being computed comes first; then one of the flood's makes room.
+    assert work.schedule(settled=False).is_starved
+    batch = work.schedule(settled=True)
+    assert [chunk.sequence.request.id for chunk in batch.chunks] == ["99"]
+    assert work.preemptions == 1
+    take(work, batch)
+    assert [each.request.id for each in take(work, work.schedule(settled=True))] == ["99"]
+    finished_in_order(work)
+    assert all(each.generated == 20 for each in flood)
+    work.pool.check_counts()
+
+
+def test_long_prompts_of_one_client_leave_another_its_share_of_a_step():
+    work = scheduler(pages=64, sequences=4, budget=16)
+    for number in range(3):
+        work.add(sequence(number, 28, start=40 * number, client="long"))
+    take(work, work.schedule(settled=True))
+    work.add(sequence(99, 6, start=900, client="small"))
+    batch = work.schedule(settled=True)
+    assert [chunk.sequence.request.id for chunk in batch.chunks][-1] == "99"
+    assert batch.chunks[-1].is_last
+
+
+def test_clients_take_turns():
+    work = scheduler(sequences=1, pages=64)
+    for number in range(6):
+        work.add(sequence(number, 3, start=10 * number, client="a" if number < 4 else "b"))
+    work.add(sequence(6, 3, start=60, client="c"))
+    order = finished_in_order(work)
+    assert sorted(order) == list(range(7))
+    assert {order.index(4), order.index(6)} < {0, 1, 2, 3}

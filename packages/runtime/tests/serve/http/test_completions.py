@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from .running_server import BYTES
+from .running_server import BYTES, running_server
+from .scripted_engine import ScriptedEngine
 
 
 def events_of(server, **body):
@@ -28,12 +29,7 @@ def test_a_text_is_gone_on_from(server):
     assert choice["finish_reason"] == "length"
     assert (answer["object"], answer["model"]) == ("text_completion", "scripted")
     # The byte tokenizer begins a text with a token of its own.
-    assert answer["usage"] == {
-        "prompt_tokens": 4,
-        "completion_tokens": 5,
-        "total_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9}
 
 
 def test_a_default_of_sixteen_tokens(server):
@@ -146,22 +142,22 @@ def test_long_prompts_are_cut_where_asked(server):
     assert fitting["usage"]["prompt_tokens"] == server.engine.limits.max_length - 1
 
 
-def test_sampling_reaches_the_engine(server):
-    seen, submit = {}, server.engine.submit
+def test_sampling_reaches_the_engine():
+    seen, engine = {}, ScriptedEngine()
+    submit = engine.submit
 
     def spy(request, on_output):
         seen[request.id[-1]] = request
         submit(request, on_output)
 
-    server.engine.submit = spy
-    try:
-        server.complete(
+    engine.submit = spy
+    with running_server(engine, allow_priority=True, shows_cached_tokens=True) as running:
+        answer = running.complete(
             prompt="ab", max_tokens=1, n=2, temperature=0.3, top_k=-1, top_p=0.5, min_p=0.1, seed=2**40 + 7,
             presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.2, logit_bias={"5": -100}, ignore_eos=True,
             allowed_token_ids=[1, 2], bad_words=["no"], priority=-3, cache_salt="mine",
         )  # fmt: skip
-    finally:
-        del server.engine.submit
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     first, second = (seen[i].sampling for i in "01")
     assert (first.temperature, first.top_k, first.top_p, first.min_p) == (0.3, 0, 0.5, 0.1)
     assert (first.seed, second.seed) == (2**40 % 2**32 + 7, 2**40 % 2**32 + 8)

@@ -17,9 +17,14 @@ LONG = "a" * 600
         ({"prompt": 5}, "prompt", "Input should be a text, a list of token ids, or a list of either, got 5"),
         ({"prompt": []}, "prompt", "List should have at least 1 item after validation, not 0"),
         ({"prompt": ["a"] * 65}, "prompt", "List should have at most 64 items after validation, not 65"),
-        ({"prompt": [[]]}, "prompt[0]", "List should have at least 1 item after validation, not 0"),
+        ({"prompt": [[]]}, "prompt[0]", "List should have at least 1 item, not 0"),
         ({"prompt": [320]}, "prompt[0]", "Input should be less than or equal to 319, got 320"),
-        ({"prompt": [1, "a"]}, "prompt[0]", "Input should be a text or a list of token ids, got 1"),
+        ({"prompt": [1, "a"]}, "prompt[1]", "Input should be a valid integer, got 'a'"),
+        ({"prompt": [[1], 2]}, "prompt[1]", "Input should be a text or a list of token ids, got 2"),
+        ({"prompt": [1] * 600}, "prompt", "it has 600 tokens, and prompt and answer together may have 512 tokens"),
+        ({"prompt": ["a", [1] * 600]}, "prompt[1]", "it has 600 tokens, and prompt and answer together"),
+        ({"prompt": "a", "stop_token_ids": [1] * 65}, "stop_token_ids", "List should have at most 64 items, not 65"),
+        ({"prompt": "a", "priority": -1}, "priority", "this server takes none (server.allow_priority)"),
         ({"prompt": [True]}, "prompt[0]", "Input should be a valid integer, got True"),
         ({"prompt": LONG}, "prompt", "it has 601 tokens, and prompt and answer together may have 512 tokens"),
         ({"prompt": "a", "max_tokens": 511}, "max_tokens", "ask for at most 510"),
@@ -30,7 +35,7 @@ LONG = "a" * 600
         ({"prompt": "a", "top_p": 0}, "top_p", "Input should be greater than 0, got 0"),
         ({"prompt": "a", "n": 17}, "n", "Input should be less than or equal to 16, got 17"),
         ({"prompt": "a", "n": True}, "n", "Input should be a valid integer, got True"),
-        ({"prompt": ["a"] * 4, "n": 4}, "n", "asks for 16 answers at once, and the server holds 12 in all"),
+        ({"prompt": ["a"] * 4, "n": 4}, "n", "asks for 16 answers at once, and a client may have 10"),
         ({"prompt": "a", "best_of": 3}, "best_of", "choosing the best of several isn't offered"),
         ({"prompt": "a", "suffix": "z"}, "suffix", "no model here fills in the middle"),
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "beam search isn't offered"),
@@ -147,7 +152,7 @@ def test_long_bodies_are_looked_at_beside_the_loop(server):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CompletionRequest, "model_validate", classmethod(noted))
-        error = server.refused(400, prompt=[1] * 50_000 + [-1])
+        error = server.refused(400, prompt=[1] * 50_000 + [-1], truncate_prompt_tokens=-1)
     assert error["param"] == "prompt[50000]"
     # Seconds of it, for the longest of bodies, are seconds in which no client gets a token.
-    assert [name.rpartition("_")[0] for name in threads] == ["kanawa-http"]
+    assert [name.rpartition("_")[0] for name in threads] == ["kanawa-http-large"]

@@ -170,7 +170,7 @@ def request_message(request: Request, seed: int) -> dict[str, Any]:
     fields = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling) if f.name != "grammar"}
     fields |= {"seed": seed, "max_tokens": 1, "min_tokens": min(1, sampling.min_tokens)}
     fields["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
-    names = ("id", "prompt_ids", "adapter", "cache_salt", "priority")
+    names = ("id", "prompt_ids", "adapter", "cache_salt", "priority", "client")
     left = None if request.deadline is None else request.deadline - time.monotonic()
     return {name: getattr(request, name) for name in names} | {"sampling": fields, "seconds": left}
 
@@ -191,6 +191,7 @@ def request_of(message: dict[str, Any]) -> Request:
             adapter=None if message["adapter"] is None else str(message["adapter"]),
             cache_salt=str(message["cache_salt"]),
             priority=int(message["priority"]),
+            client=str(message.get("client", "")),
             deadline=None if seconds is None else time.monotonic() + float(seconds),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 import queue
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NoReturn, Protocol
 
 import numpy as np
@@ -88,7 +88,8 @@ class Request:
     """One sequence to continue. `stop_token_ids` of its sampling hold the tokenizer's own unless it ignores them.
 
     `adapter` names one of the engine's LoRA adapters. Requests of another `cache_salt` never share pages. Lower
-    `priority` goes first; equal ones go in the order they came. `deadline`, of time.monotonic, ends it as "abort".
+    `priority` goes first; equal ones go in the order they came. `client` names who asks: clients with requests have
+    equal shares of the engine. `deadline`, of time.monotonic, ends it as "abort".
     """
 
     id: str
@@ -97,6 +98,7 @@ class Request:
     adapter: str | None = None
     cache_salt: str = ""
     priority: int = 0
+    client: str = ""
     deadline: float | None = None
 
 
@@ -282,8 +284,8 @@ def _check_sampling(sampling: SamplingParams) -> None:
         _refuse("logit_bias", f"logit_bias holds {bad[0]}, expected finite numbers or minus infinity")
 
 
-def _check_ids(name: str, ids: Iterable[int], vocab: int) -> None:
-    for token in ids:
+def _check_ids(name: str, ids: Collection[int], vocab: int) -> None:
+    for token in (min(ids), max(ids)) if ids else ():
         if not 0 <= token < vocab:
             _refuse(name, f"{name} holds the token id {token}; the model's are 0 to {vocab - 1}")
 

@@ -4,10 +4,11 @@ Plain Python over plain integers: nothing here knows of a device.
 """
 
 import bisect
+import collections
 import dataclasses
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -54,6 +55,8 @@ class Scheduler:
 
     Decodes come first, then prompts that were begun, then new ones while slots, pages and the step's token budget
     last. When pages run out, the sequence that is last in order is preempted; its tokens are computed again later.
+    Several clients have equal shares of slots, pages and budget: the one with the fewest running sequences is next,
+    and where it finds no room, one of the client with the most is preempted.
     """
 
     def __init__(
@@ -70,6 +73,11 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        #: How many sequences each client has here.
+        self._clients: collections.Counter[str] = collections.Counter()
+        #: When each of them was last admitted, by count.
+        self._turns: dict[str, int] = {}
+        self._admissions = 0
         self._slots = list(range(max_sequences - 1, -1, -1))
         self._max_length, self._budget, self._chunk = max_length, budget, chunk
         self._fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
@@ -87,11 +95,16 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence."""
+        self._clients[sequence.request.client] += 1
         heapq.heappush(self._waiting, (sequence.order, sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence that is waiting or running, and frees its slot and pages."""
         sequence.finished = True
+        self._clients[sequence.request.client] -= 1
+        if not self._clients[sequence.request.client]:
+            del self._clients[sequence.request.client]
+            self._turns.pop(sequence.request.client, None)
         if sequence.slot >= 0:
             self._free_slot(sequence)
         else:
@@ -112,6 +125,9 @@ class Scheduler:
     def schedule(self, *, settled: bool) -> StepBatch:
         """Returns the next step; `settled` says that nothing is being computed, so that sequences may be preempted."""
         batch = StepBatch()
+        self._make_room(batch, settled=settled)
+        if batch.is_starved:
+            return batch
         # A sequence that waits for a slot waits until another ends, so fused steps delay none.
         alone = not (self._waiting and self._slots) and all(s.is_prefilled and not s.flags for s in self.running)
         batch.steps = self._fused_steps if alone else 1
@@ -133,21 +149,68 @@ class Scheduler:
             self._schedule_prompts(batch, self._budget - spent)
         return batch
 
+    def _next_waiting(self, barred: Collection[str] = ()) -> Sequence | None:
+        """Returns which sequence is admitted next: of several clients that of the one with the fewest running."""
+        if len(self._clients) < 2:
+            return self._waiting[0][1] if self._waiting and not barred else None
+        running = collections.Counter(s.request.client for s in self.running)
+        others = [entry for entry in self._waiting if entry[1].request.client not in barred]
+
+        def turn(entry: tuple[tuple[int, int], Sequence]) -> tuple[int, int, int, tuple[int, int]]:
+            request = entry[1].request
+            return request.priority, running[request.client], self._turns.get(request.client, -1), entry[0]
+
+        return min(others, key=turn)[1] if others else None
+
+    def _make_room(self, batch: StepBatch, *, settled: bool) -> None:
+        """Preempts sequences of the client that runs most, while another with fewer waits for a slot or pages."""
+        while len(self._clients) > 1 and (waiting := self._next_waiting()) is not None:
+            pages = -(-len(waiting.tokens) // self.page_size) + len(self.running)
+            if self._slots and (not self._has_pages or pages <= self.pool.available):
+                return
+            counts = collections.Counter(s.request.client for s in self.running)
+            client, most = counts.most_common(1)[0] if counts else ("", 0)
+            own = [s for s in self.running if s.request.client == client and s.order[0] >= waiting.order[0]]
+            if not own or most <= counts[waiting.request.client] + 1:
+                return
+            if not settled:
+                batch.is_starved = True
+                return
+            self._preempt(own[-1])
+
     def _schedule_prompts(self, batch: StepBatch, budget: int) -> None:
-        for sequence in self.running:
-            if not sequence.is_prefilled:
-                budget = self._schedule_chunks(sequence, batch, budget)
-        while self._waiting and self._slots:
-            sequence = self._waiting[0][1]
-            if sequence.remote_prefill is None and budget < min(self.page_size, len(sequence.tokens)):
-                break
-            if not self._admit(sequence):
-                break
-            heapq.heappop(self._waiting)
-            bisect.insort(self.running, sequence, key=lambda s: s.order)
-            if sequence.remote_prefill is not None:
-                batch.remote.append(sequence)
-            budget = self._schedule_chunks(sequence, batch, budget)
+        begun = [sequence for sequence in self.running if not sequence.is_prefilled]
+        clients = set(self._clients)
+        if len(clients) > 1:
+            clients = {s.request.client for s in begun} | {entry[1].request.client for entry in self._waiting}
+        share = max(self.page_size, budget // max(1, len(clients)))
+        left = dict.fromkeys(clients, share if len(clients) > 1 else budget)
+
+        def schedule_chunks(sequence: Sequence) -> None:
+            nonlocal budget
+            allowed = min(budget, left[sequence.request.client])
+            spent = allowed - self._schedule_chunks(sequence, batch, allowed)
+            budget -= spent
+            left[sequence.request.client] -= spent
+
+        for sequence in begun:
+            schedule_chunks(sequence)
+        barred: set[str] = set()
+        while self._slots and (waiting := self._next_waiting(barred)) is not None:
+            client = waiting.request.client
+            room = min(budget, left[client])
+            has_room = waiting.remote_prefill is not None or room >= min(self.page_size, len(waiting.tokens))
+            if not (has_room and self._admit(waiting)):
+                barred.add(client)
+                continue
+            self._waiting.remove((waiting.order, waiting))
+            heapq.heapify(self._waiting)
+            self._admissions += 1
+            self._turns[client] = self._admissions
+            bisect.insort(self.running, waiting, key=lambda s: s.order)
+            if waiting.remote_prefill is not None:
+                batch.remote.append(waiting)
+            schedule_chunks(waiting)
 
     def _schedule_chunks(self, sequence: Sequence, batch: StepBatch, budget: int) -> int:
         """Adds chunks of a prompt within the budget; returns what is left of it."""
@@ -241,7 +304,7 @@ class Scheduler:
         sequence.computed = sequence.target = sequence.num_cached_pages = 0
         sequence.remote_prefill = None
         self.preemptions += 1
-        self.add(sequence)
+        heapq.heappush(self._waiting, (sequence.order, sequence))
 
     def cache_full_pages(self, sequence: Sequence) -> None:
         """Records the content of the pages that the sequence has filled, for other sequences to share."""

@@ -33,19 +33,22 @@ class Keys:
         """Whether clients need one."""
         return bool(self._api)
 
-    def check_key(self, headers: Mapping[str, str], *, admin: bool = False) -> None:
-        """Raises the 401 of a request without a key that it needs, the 403 where the server has none to show."""
+    def check_key(self, headers: Mapping[str, str], *, admin: bool = False) -> str | None:
+        """Returns the digest of a request's key, None where none is needed.
+
+        Raises the 401 of a request without a key that it needs, the 403 where the server has none to show.
+        """
         wanted = self._admin if admin else self._api
         if admin and not wanted:
             message = f"this needs an administrator's key, and the server has none: start it with {ADMIN_KEY} set"
             raise ApiError(403, message, code="no_admin_key")
         if not wanted:
-            return
+            return None
         kind, _, key = headers.get("authorization", "").partition(" ")
         digest = _digest(key.strip()) if kind.lower() == "bearer" else b""
         # All are compared, each in constant time, so that the time says nothing about the keys.
         if sum(hmac.compare_digest(digest, known) for known in (*wanted, *self._admin)):
-            return
+            return digest.hex()
         message = "the key is missing or wrong: send the header Authorization: Bearer KEY"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 

@@ -158,9 +158,11 @@ class Endpoint:
         exchange = Exchange(scope, receive, send, service.config)
         try:
             try:
+                exchange.check_headers()
                 service.hosts.check_host(exchange.headers)
                 if operation.key != "none":
-                    service.keys.check_key(exchange.headers, admin=operation.key == "admin")
+                    key = service.keys.check_key(exchange.headers, admin=operation.key == "admin")
+                    exchange.client = key or exchange.client
                 await operation.handler(exchange)
             except ApiError as error:
                 await exchange.refuse(error)

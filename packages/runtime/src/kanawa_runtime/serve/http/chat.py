@@ -7,6 +7,7 @@ from kanawa_runtime.serve.engine.request import Grammar
 from kanawa_runtime.serve.http.chat_template import messages_for_template, tools_for_template
 from kanawa_runtime.serve.http.choice import Choice, Piece
 from kanawa_runtime.serve.http.errors import invalid
+from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.generation import Generation, TextEndpoint, new_generation
 from kanawa_runtime.serve.http.protocol import ChatRequest, Structure, chat_request
 from kanawa_runtime.serve.http.service import Service
@@ -38,12 +39,14 @@ class Chat(TextEndpoint[ChatRequest]):
         """Returns how many the request wants."""
         return (request.top_logprobs or 0) + request.logprobs
 
-    def generation(self, request: ChatRequest, grammar: Grammar | None) -> Generation:
+    def generation(self, exchange: Exchange, request: ChatRequest, grammar: Grammar | None) -> Generation:
         """Returns the choices that continue the conversation."""
-        service = self.service
+        service, messages = self.service, messages_for_template(request.messages)
+        tools = tools_for_template(request.tools) if request.tool_choice != "none" else None
+        service.check_texts([messages, tools, request.chat_template_kwargs], "messages")
         text = service.model.template.render(
-            messages_for_template(request.messages),
-            tools_for_template(request.tools) if request.tool_choice != "none" else None,
+            messages,
+            tools,
             add_generation_prompt=request.add_generation_prompt,
             extra=request.chat_template_kwargs,
         )
@@ -56,7 +59,7 @@ class Chat(TextEndpoint[ChatRequest]):
         most = service.prompts.room(ids, asked, field)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         sampling = service.sampling.read(request, max_tokens=most, logprobs=logprobs, grammar=grammar)
-        return new_generation(service, request, "chatcmpl", [ids], [sampling])
+        return new_generation(service, exchange, request, "chatcmpl", [ids], [sampling])
 
     def whole(self, request: ChatRequest, generation: Generation, pieces: list[Piece]) -> dict[str, Any]:
         """Returns the response."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from kanawa_runtime.serve.engine.request import Grammar
 from kanawa_runtime.serve.http.choice import Choice, Piece
+from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.generation import Generation, TextEndpoint, new_generation
 from kanawa_runtime.serve.http.protocol import CompletionRequest, Structure, completion_request
 from kanawa_runtime.serve.http.service import Service
@@ -28,9 +29,10 @@ class Completions(TextEndpoint[CompletionRequest]):
         """Returns how many the request wants."""
         return request.logprobs or 0
 
-    def generation(self, request: CompletionRequest, grammar: Grammar | None) -> Generation:
+    def generation(self, exchange: Exchange, request: CompletionRequest, grammar: Grammar | None) -> Generation:
         """Returns the choices of every prompt."""
         service = self.service
+        service.check_texts(request.prompts, "prompt")
         prompts, samplings = [], []
         scored = request
         if request.echo and request.prompt_logprobs is None:
@@ -46,7 +48,7 @@ class Completions(TextEndpoint[CompletionRequest]):
             own = grammar if index == 0 or grammar is None else grammar.fork()
             samplings.append(service.sampling.read(scored, max_tokens=most, logprobs=request.logprobs, grammar=own))
             prompts.append(ids)
-        return new_generation(service, request, "cmpl", prompts, samplings)
+        return new_generation(service, exchange, request, "cmpl", prompts, samplings)
 
     def whole(self, request: CompletionRequest, generation: Generation, pieces: list[Piece]) -> dict[str, Any]:
         """Returns the response."""
@@ -63,7 +65,8 @@ class Completions(TextEndpoint[CompletionRequest]):
                 begun.add(choice.index)
                 made = functools.partial(self._event, request, generation, choice, piece, first=first)
                 # The first one may hold the log-probabilities of a long prompt.
-                yield await self.service.json(made, is_long=first and generation.is_long(self.num_logprobs(request)))
+                is_long = first and generation.is_long(self.num_logprobs(request))
+                yield await self.service.json(generation.exchange, made, is_long=is_long)
         if request.stream_options is not None and request.stream_options.include_usage:
             yield generation.head(_KIND) | {"choices": [], "usage": _usage(request, generation)}
 

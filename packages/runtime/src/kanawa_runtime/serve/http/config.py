@@ -23,8 +23,14 @@ class ServerConfig(Config):
     read_seconds: Positive = 20.0
     write_seconds: Positive = 20.0
     keep_alive_seconds: Positive = 15.0
-    #: Connections at once; further ones are answered 503 and closed.
+    #: Connections at once; further ones are answered 503 and closed. An address alone gets four fifths of them.
     max_connections: Size = 2048
+    #: Whether requests may name a `priority`: with one, any client goes before all others.
+    allow_priority: bool = False
+    #: Whether texts of clients may hold the names of control tokens, which end a turn or begin another's.
+    allow_control_tokens: bool = True
+    #: Whether answers say how many of the prompt's tokens were cached, which tells what others asked before.
+    shows_cached_tokens: bool = False
     #: After SIGTERM, until what still runs is ended.
     drain_seconds: NonNegative = 30.0
     #: Host names besides localhost of a server without keys that listens on its own machine alone.

@@ -9,9 +9,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.exchange import CUT_OFF
+from kanawa_runtime.serve.http.shares import Shares
 
 #: More than any client sends; without a bound, headers that never end would fill the memory.
 _MAX_HEADER_BYTES = 64 * 1024
+_LONG_HEADERS = f"its headers have more than {_MAX_HEADER_BYTES} bytes"
 #: Requests sent ahead of an answer, and bytes of the last one: each takes memory until its turn comes.
 _MAX_AHEAD = 16
 _MAX_AHEAD_BYTES = 64 * 1024
@@ -31,11 +33,14 @@ class LimitedProtocol(HttpToolsProtocol):
     """Ends a connection whose client doesn't send or read in time; the application can cut it off, too."""
 
     limits: ServerConfig
+    shares: Shares
     #: Counts what never becomes a request, by status.
     refused: Callable[[int], None]
     _waits_for_headers: asyncio.TimerHandle | None = None
     _waits_for_reader: asyncio.TimerHandle | None = None
-    _header_bytes = 0
+    #: What has come before the headers were complete, and what of them has been read.
+    _header_bytes = _read_bytes = 0
+    _address: str | None = None
     _complaint = "this is not an HTTP request"
     #: Requests without a whole answer; uvicorn itself knows of the newest alone.
     _unanswered: tuple[RequestResponseCycle, ...] = ()
@@ -43,16 +48,22 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuses one connection too many, and waits for the headers of any other."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections:
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        if not self.shares.has_room(address):
             self.refused(503)
             transport.write(_REFUSED)
             self._close()
             return
+        self._address = address
+        self.shares.take(address)
         self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Marks every request of the connection without a whole answer as disconnected."""
         self._have_headers()
+        if self._address is not None:
+            self.shares.give_back(self._address)
         if self._waits_for_reader is not None:
             self._waits_for_reader.cancel()
         for cycle in self._unanswered:
@@ -70,8 +81,25 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._waits_for_headers is not None and not self.transport.is_closing():
             self._header_bytes += len(data)
             if self._header_bytes > _MAX_HEADER_BYTES:
-                self._complaint = f"its headers have more than {_MAX_HEADER_BYTES} bytes"
+                self._complaint = _LONG_HEADERS
                 self.send_400_response(self._complaint)
+
+    def on_url(self, url: bytes) -> None:
+        """Bounds a path that comes in one piece with all else."""
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Bounds headers that come in one piece with all else."""
+        self._count_header(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count_header(self, count: int) -> None:
+        self._read_bytes += count
+        if self._read_bytes > _MAX_HEADER_BYTES:
+            self._complaint = _LONG_HEADERS
+            # Only an error makes the parser leave the rest of what came alone.
+            raise ValueError(self._complaint)
 
     def on_headers_complete(self) -> None:
         """Begins a request, or queues it until the one before it is answered."""
@@ -145,6 +173,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._waits_for_headers = self.loop.call_later(self.limits.read_seconds, self.transport.abort)
 
     def _have_headers(self) -> None:
+        self._read_bytes = 0
         if self._waits_for_headers is not None:
             self._waits_for_headers.cancel()
             self._waits_for_headers = None
@@ -153,7 +182,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
 def protocol_for(config: ServerConfig, refused: Callable[[int], None]) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol with the limits of a config; `refused` counts what never becomes a request."""
-    return type("ProtocolOfServer", (LimitedProtocol,), {"limits": config, "refused": staticmethod(refused)})
+    own = {"limits": config, "shares": Shares(config.max_connections), "refused": staticmethod(refused)}
+    return type("ProtocolOfServer", (LimitedProtocol,), own)
 
 
 class _AnyLength(int):

@@ -17,6 +17,8 @@ _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": 
 #: How much of a body that is too long is still read, in body limits and in time.
 _DISCARD_FACTOR = 4
 _DISCARD_SECONDS = 3.0
+_LARGE_BODY_BYTES = 64 * 1024
+_SINGLE_HEADERS = (b"host", b"authorization", b"content-type")
 _SAFE = {"X-Content-Type-Options": "nosniff"}
 #: Elements of a list that are written as JSON at once: some milliseconds.
 _SLICE = 256
@@ -33,6 +35,10 @@ class Exchange:
         self.scope = scope
         self.config = config
         self.status: int | None = None
+        #: Who asks: the address, or the digest of the key where keys are asked for.
+        self.client: str = (scope.get("client") or ("",))[0]
+        #: Whether the body is so long that reading it would hold up small ones.
+        self.is_large = False
         self._receive, self._send = receive, send
         self._headers: dict[str, str] | None = None
 
@@ -60,7 +66,17 @@ class Exchange:
             # Unpacked, a small body may fill the memory.
             message = f"Content-Encoding is {packed[:60]}, expected none: send the body as it is"
             raise ApiError(415, message, param="Content-Encoding")
-        return await self._body()
+        body = await self._body()
+        self.is_large = len(body) >= _LARGE_BODY_BYTES
+        return body
+
+    def check_headers(self) -> None:
+        """Raises the 400 of a header that comes twice, of which a proxy may have read the other one."""
+        names = [name.lower() for name, _ in self.scope["headers"]]
+        for name in _SINGLE_HEADERS:
+            if names.count(name) > 1:
+                title = name.decode().title()
+                raise ApiError(400, f"the header {title} comes more than once; send it once", param=title)
 
     def json(self, content: bytes) -> Any:
         """Returns the JSON that a body holds; raises ApiError 400."""

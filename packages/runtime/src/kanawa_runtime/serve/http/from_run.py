@@ -1,5 +1,6 @@
 """Opens a run, or a folder of another library, to serve: engine, tokenizer, template, and other weights later."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from kanawa_runtime.serve.generate import check_generates
 from kanawa_runtime.serve.http.chat_template import template_of
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.structured.grammars import Grammars
+
+logger = logging.getLogger(__name__)
 
 
 def served_model(
@@ -68,13 +71,21 @@ def served_model(
     engine = LLMEngine.of_run(opened, config, _draft(draft, tokenizer, target))
     for called, adapter in read.items():
         engine.add_adapter(called, adapter)
+    grammars, no_grammars = None, ""
+    try:
+        grammars = Grammars(tokenizer, engine.limits.vocab_size)
+    except UsageError as error:
+        # All else is served: a tokenizer without a stop token, for one, is none of other requests' concern.
+        no_grammars = str(error)
+        logger.warning("structured output isn't offered: %s", error)
     served = ServedModel(
         name=own,
         engine=engine if pairing is None else pairing.paired(engine, read),
         tokenizer=tokenizer,
         template=chosen,
         step=opened.step,
-        grammars=Grammars(tokenizer, engine.limits.vocab_size),
+        grammars=grammars,
+        no_grammars=no_grammars,
         adapters=tuple(read),
     )
     architecture = to_json(opened.composition.config.model)

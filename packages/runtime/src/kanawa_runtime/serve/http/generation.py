@@ -27,7 +27,14 @@ _LONG_ANSWER_TOKENS = 2000
 class Generation:
     """Prompts and the choices of each, which run while its context lasts; leaving the context ends what still runs."""
 
-    def __init__(self, service: Service, request: TextRequest, name: str, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        exchange: Exchange,
+        request: TextRequest,
+        name: str,
+        prompts: Sequence[Sequence[int]],
+    ) -> None:
         self.request = request
         self.id = name
         self.model = request.model or service.model.name
@@ -37,14 +44,18 @@ class Generation:
         model = service.model
         self.writer = LogprobWriter(model.tokenizer, model.special, request.return_tokens_as_token_ids)
         self._engine, self._handover, self._metrics = model.engine, service.handover, service.metrics
+        self._service, self.exchange = service, exchange
         self._changed: dict[int, Choice] = {}
         self._event = asyncio.Event()
 
     def __enter__(self) -> Self:
         """Submits every choice; raises the 429 of a full queue, the 400 of a request that the engine refuses."""
+        answers, client = self._service.answers, self.exchange.client
+        self._service.check_share(answers, client, len(self.choices))
         try:
             for choice in self.choices:
                 choice.submitted = time.monotonic()
+                answers.take(client)
                 receiver = functools.partial(self._take, choice)
                 self._engine.submit(choice.request, self._handover.to(receiver))
         except Exception as error:
@@ -64,7 +75,11 @@ class Generation:
             if choice.submitted and choice.finish_reason is None:
                 self._engine.cancel(choice.request.id)
                 choice.end(reason)
-                self._metrics.count_finished(choice)
+                self._count_finished(choice)
+
+    def _count_finished(self, choice: Choice) -> None:
+        self._metrics.count_finished(choice)
+        self._service.answers.give_back(self.exchange.client)
 
     def _take(self, choice: Choice, output: Output, at: float) -> None:
         if choice.finish_reason is not None:
@@ -75,7 +90,7 @@ class Generation:
         if choice.finish_reason is not None:
             if output.finish_reason is None:  # a stop string, of which the engine knows nothing
                 self._engine.cancel(choice.request.id)
-            self._metrics.count_finished(choice)
+            self._count_finished(choice)
         self._changed[choice.index] = choice
         self._event.set()
 
@@ -124,13 +139,15 @@ class Generation:
         prompt = sum(len(ids) for ids in self.prompts)
         drawn = sum(choice.num_tokens for choice in self.choices)
         completion = drawn if completion_tokens is None else completion_tokens
-        cached = {choice.prompt: choice.cached_tokens for choice in reversed(self.choices)}
-        return {
+        usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
         }
+        if not self._service.config.shows_cached_tokens:
+            return usage
+        cached = {choice.prompt: choice.cached_tokens for choice in reversed(self.choices)}
+        return usage | {"prompt_tokens_details": {"cached_tokens": sum(cached.values())}}
 
     def event(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Returns an event of a stream, with the usage that the request wants."""
@@ -160,6 +177,7 @@ def _error_of(choice: Choice) -> ApiError | None:
 
 def new_generation(
     service: Service,
+    exchange: Exchange,
     request: TextRequest,
     prefix: str,
     prompts: Sequence[Sequence[int]],
@@ -168,12 +186,11 @@ def new_generation(
     """Returns the generation of a request: `samplings` are those of the first choice of each prompt."""
     adapter, model, deadline = service.adapter(request.model), service.model, time.monotonic()
     deadline += service.config.max_seconds
-    limits, count = model.engine.limits, len(prompts) * request.n
-    most = limits.max_sequences + limits.max_queued
+    count, most = len(prompts) * request.n, service.answers.most_at_once
     if count > most:
         # A 429 would come again for ever.
-        raise invalid(at="n", why=f"the request asks for {count} answers at once, and the server holds {most} in all")
-    generation = Generation(service, request, f"{prefix}-{uuid.uuid4().hex}", prompts)
+        raise invalid(at="n", why=f"the request asks for {count} answers at once, and a client may have {most}")
+    generation = Generation(service, exchange, request, f"{prefix}-{uuid.uuid4().hex}", prompts)
     for place, (ids, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         for choice in range(request.n):
             index = place * request.n + choice
@@ -190,8 +207,9 @@ def new_generation(
                 prompt_ids=tuple(ids),
                 sampling=sampling_of_choice(sampling, choice),
                 adapter=adapter,
-                cache_salt=request.cache_salt or "",
+                cache_salt=service.salt(exchange.client, request.cache_salt),
                 priority=request.priority,
+                client=exchange.client,
                 deadline=deadline,
             )
             generation.choices.append(Choice(own, text, index=index, prompt=place))
@@ -214,10 +232,12 @@ class TextEndpoint(abc.ABC, Generic[Body]):
         service = self.service
         service.check_ready()
         request = await service.read_request(self.body, exchange, is_queued=True)
-        with service.counted():
+        if request.priority and not service.config.allow_priority:
+            raise invalid(at="priority", why="this server takes none (server.allow_priority); leave it out")
+        with service.counted(exchange.client):
             async with exchange.while_connected():
                 grammar = await service.grammar(self.structure(request))
-                generation = await service.in_worker(self.generation, request, grammar)
+                generation = await service.in_worker(exchange, self.generation, exchange, request, grammar)
                 # While this waited for a thread, the server may have begun to stop.
                 service.check_ready()
                 with generation:
@@ -226,7 +246,8 @@ class TextEndpoint(abc.ABC, Generic[Body]):
                         return
                     pieces = await generation.whole()
                     made = functools.partial(self.whole, request, generation, pieces)
-                    content = await service.json(made, is_long=generation.is_long(self.num_logprobs(request)))
+                    is_long = generation.is_long(self.num_logprobs(request))
+                    content = await service.json(exchange, made, is_long=is_long)
             await exchange.answer(content)
 
     @abc.abstractmethod
@@ -234,7 +255,7 @@ class TextEndpoint(abc.ABC, Generic[Body]):
         """Returns the form that the answer must have."""
 
     @abc.abstractmethod
-    def generation(self, request: Body, grammar: Grammar | None) -> Generation:
+    def generation(self, exchange: Exchange, request: Body, grammar: Grammar | None) -> Generation:
         """Returns the choices to generate; called in a worker's thread."""
 
     @abc.abstractmethod

@@ -117,7 +117,7 @@ async def answer_tokenize(service: Service, body: type[TokenizeRequest], exchang
     """Answers with the ids of a text or of a conversation."""
     request = await service.read_request(body, exchange)
     service.adapter(request.model)
-    await exchange.answer(await service.json(functools.partial(_tokenized, service, request), is_long=True))
+    await exchange.answer(await service.json(exchange, functools.partial(_tokenized, service, request), is_long=True))
 
 
 def _tokenized(service: Service, request: TokenizeRequest) -> dict[str, Any]:
@@ -146,7 +146,7 @@ async def answer_detokenize(service: Service, body: type[DetokenizeRequest], exc
     service.adapter(request.model)
     tokenizer = service.model.tokenizer
     known = [i for i in request.tokens if i < tokenizer.vocab_size]
-    await exchange.answer(await service.json(lambda: {"prompt": tokenizer.decode(known)}, is_long=True))
+    await exchange.answer(await service.json(exchange, lambda: {"prompt": tokenizer.decode(known)}, is_long=True))
 
 
 async def answer_tokenizer_info(service: Service, exchange: Exchange) -> None:

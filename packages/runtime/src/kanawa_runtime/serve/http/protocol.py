@@ -7,14 +7,18 @@ from pydantic_core import PydanticCustomError
 
 from kanawa_runtime.serve.engine.request import MIN_REPETITION_PENALTY, EngineLimits
 from kanawa_runtime.serve.http.config import ServerConfig
-from kanawa_runtime.serve.http.validation import Fields, Length, Name, by_type, wrong_field
-from kanawa_runtime.serve.structured.grammars import GrammarKind
+from kanawa_runtime.serve.http.validation import Fields, Length, Name, TokenIds, by_type, wrong_field
+from kanawa_runtime.serve.structured.grammars import MAX_CHOICES, GrammarKind
 
 _MAX_BIASES = 1024
 _MAX_STOP_CHARACTERS = 1000
 _MAX_BAD_WORDS = 256
 _MAX_TOP_LOGPROBS = 20
 _MAX_INT32 = 2**31 - 1
+#: Characters or tokens of a request to tokenize or detokenize.
+_MAX_TOKENIZED = 1_000_000
+#: Parts of contents and calls of tools in all messages together: each is an object to check.
+_MAX_PARTS = 4096
 _PROMPTS = "a text, a list of token ids, or a list of either"
 
 #: A kind of grammar, what it is compiled from, and the request's field that holds it.
@@ -29,6 +33,15 @@ def _check_count(biases: Any) -> Any:
         error, text = "too_many_biases", f"Object should have at most {_MAX_BIASES} entries, not {len(biases)}"
         raise PydanticCustomError(error, text)
     return biases
+
+
+def _check_parts(messages: Any) -> Any:
+    listed = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    held = [m.get(name) for m in listed for name in ("content", "tool_calls")]
+    if sum(len(parts) for parts in held if isinstance(parts, list)) > _MAX_PARTS:
+        error, text = "too_many_parts", f"Messages should have at most {_MAX_PARTS} parts and calls together"
+        raise PydanticCustomError(error, text)
+    return messages
 
 
 class JsonSchema(Fields):
@@ -59,7 +72,7 @@ class StructuredOutputs(Fields):
     ) = Field(None, alias="json")
     json_object: bool = False
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, max_length=MAX_CHOICES)] | None = None
     grammar: str | None = Field(None, description="a Lark or EBNF grammar")
 
 
@@ -299,7 +312,7 @@ class TokenizeRequest(ConversationFields):
 
     model: Name | None = None
     #: Tokenizing takes the interpreter's time, and the engine needs some of it.
-    prompt: Annotated[str, Length(1_000_000, shortest=0)] | None = Field(None, description="a text; or messages")
+    prompt: Annotated[str, Length(_MAX_TOKENIZED, shortest=0)] | None = Field(None, description="a text; or messages")
     messages: list[Message] | None = None
     add_special_tokens: bool | None = Field(None, description="for a prompt true, for messages false, unless given")
     return_token_strs: bool = False
@@ -328,7 +341,7 @@ class LoadRequest(Fields):
 
 def completion_request(limits: EngineLimits, config: ServerConfig) -> type[CompletionRequest]:
     """Returns the body of `/v1/completions` with a server's limits."""
-    ids = _token_ids(limits, min_length=1)
+    ids: Any = Annotated[list[int], TokenIds(limits.vocab_size, limits.max_length, 1, is_prompt=True)]
     either: Any = Annotated[
         Annotated[str, Tag("(text)")] | Annotated[ids, Tag("(list)")], by_type("a text or a list of token ids")
     ]
@@ -361,7 +374,7 @@ def tokenize_request(config: ServerConfig) -> type[TokenizeRequest]:
 
 def detokenize_request(limits: EngineLimits) -> type[DetokenizeRequest]:
     """Returns the body of `/detokenize` with a model's vocabulary."""
-    fields: dict[str, Any] = {"tokens": (_token_ids(limits), ...)}
+    fields: dict[str, Any] = {"tokens": (_token_ids(limits, _MAX_TOKENIZED), ...)}
     return create_model("DetokenizeRequest", __base__=DetokenizeRequest, **fields)
 
 
@@ -373,15 +386,14 @@ def _text_limits(limits: EngineLimits, config: ServerConfig) -> dict[str, Any]:
     return {
         "n": (Annotated[int, Field(ge=1, le=config.max_n, description="choices a prompt")], 1),
         "stop": (stop | None, Field(None, description="texts that end an answer")),
-        "stop_token_ids": (_token_ids(limits, max_length=64), []),
-        "allowed_token_ids": (_token_ids(limits, min_length=1, max_length=limits.vocab_size) | None, None),
+        "stop_token_ids": (_token_ids(limits, 64), []),
+        "allowed_token_ids": (_token_ids(limits, limits.vocab_size, 1) | None, None),
         "prompt_logprobs": (_up_to(limits.max_logprobs), None),
     }
 
 
-def _token_ids(limits: EngineLimits, min_length: int = 0, max_length: int | None = None) -> Any:
-    one = Annotated[int, Field(ge=0, le=limits.vocab_size - 1)]
-    return Annotated[list[one], Field(fail_fast=True, min_length=min_length, max_length=max_length)]
+def _token_ids(limits: EngineLimits, longest: int, shortest: int = 0) -> Any:
+    return Annotated[list[int], TokenIds(limits.vocab_size, longest, shortest)]
 
 
 def _up_to(largest: int, smallest: int = 0) -> Any:
@@ -389,7 +401,8 @@ def _up_to(largest: int, smallest: int = 0) -> Any:
 
 
 def _messages(config: ServerConfig) -> Any:
-    return Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=config.max_messages)]
+    bounds = Field(fail_fast=True, min_length=1, max_length=config.max_messages)
+    return Annotated[list[Message], bounds, BeforeValidator(_check_parts)]
 
 
 def _tools(config: ServerConfig) -> Any:
@@ -401,4 +414,4 @@ def _kind_of_prompt(value: Any) -> str | None:
         return "(text)"
     if not isinstance(value, list):
         return None
-    return "(ids)" if value and all(isinstance(item, int) for item in value) else "(several)"
+    return "(ids)" if value and isinstance(value[0], int) else "(several)"

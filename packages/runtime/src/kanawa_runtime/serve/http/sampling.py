@@ -9,6 +9,7 @@ from kanawa_runtime.serve.engine.request import EngineLimits, Grammar, SamplingP
 from kanawa_runtime.serve.growing_text import prompt_ids
 from kanawa_runtime.serve.http.errors import ApiError, invalid
 from kanawa_runtime.serve.http.protocol import TextRequest
+from kanawa_runtime.serve.http.validation import TOO_LONG, too_long_prompt
 
 #: Sampling fields that a model's generation_config.json may set defaults for.
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -61,15 +62,11 @@ class PromptReader:
                 f"{self.limits.max_length:,} that this model is served with; ask for at most {left:,}, or shorten the "
                 "prompt (truncate_prompt_tokens)"
             )
-            raise invalid(field, message, "context_length_exceeded")
+            raise invalid(field, message, TOO_LONG)
         return asked
 
     def _too_long(self, field: str, has: str) -> ApiError:
-        message = (
-            f"it has {has}, and prompt and answer together may have {self.limits.max_length:,} tokens; shorten it, or "
-            "let truncate_prompt_tokens cut it"
-        )
-        return invalid(field, message, "context_length_exceeded")
+        return invalid(field, too_long_prompt(has, self.limits.max_length), TOO_LONG)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,8 @@ class ServedModel:
     tokenizer: Tokenizer
     template: ChatTemplate
     grammars: Grammars | None = None
+    #: Why there are no grammars, where there are none.
+    no_grammars: str = ""
     adapters: tuple[str, ...] = ()
     step: int = 0
     reload: Callable[[int | None], "OpenedRun"] | None = None

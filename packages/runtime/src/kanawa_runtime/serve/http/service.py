@@ -2,12 +2,12 @@
 
 import asyncio
 import collections
-import concurrent.futures
 import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
@@ -17,12 +17,13 @@ from pydantic import ValidationError
 from kanawa_runtime.serve.engine.request import Grammar, OnOutput, Output, RequestError
 from kanawa_runtime.serve.http.access import Hosts, Keys
 from kanawa_runtime.serve.http.config import ServerConfig
-from kanawa_runtime.serve.http.errors import ApiError, refused_by_engine, shown, unavailable, unprocessable
+from kanawa_runtime.serve.http.errors import ApiError, invalid, refused_by_engine, shown, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange, json_bytes
 from kanawa_runtime.serve.http.metrics import Metrics
 from kanawa_runtime.serve.http.protocol import Structure
 from kanawa_runtime.serve.http.sampling import PromptReader, SamplingReader
 from kanawa_runtime.serve.http.served_model import ServedModel
+from kanawa_runtime.serve.http.shares import FairPool, Shares
 from kanawa_runtime.serve.http.validation import Fields, bad_request
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,6 @@ def _in_thread(work: Callable[..., Result], *arguments: Any) -> "Future[Result]"
 
 Body = TypeVar("Body", bound=Fields)
 Phase = Literal["starting", "ready", "draining", "failed"]
-_LONG_BODY_BYTES = 64 * 1024
 _RETRY_SECONDS = {"starting": 5.0, "draining": 30.0, "failed": 60.0}
 
 
@@ -139,8 +139,12 @@ class Service:
         limits = model.engine.limits
         self.prompts = PromptReader(model.tokenizer, limits)
         self.sampling = SamplingReader(model.tokenizer, limits, model.defaults)
-        make = concurrent.futures.ThreadPoolExecutor
-        self._workers = make(config.worker_threads, thread_name_prefix="kanawa-http")
+        places = limits.max_sequences + limits.max_queued
+        #: Requests under way, and the answers that they ask for, by client.
+        self.requests, self.answers = Shares(places), Shares(places)
+        self._workers = FairPool(config.worker_threads, "kanawa-http")
+        # Apart: reading a body of megabytes must not delay small ones.
+        self._large = FairPool(1, "kanawa-http-large")
         # Separate threads: a slow grammar must not delay prompts.
         self._compilers = Compilers(config.worker_threads, config.max_slow_grammars)
         self.loading = asyncio.Lock()
@@ -178,6 +182,8 @@ class Service:
         """
         content = await exchange.content()
         if is_queued:
+            self.check_share(self.requests, exchange.client)
+            self.check_share(self.answers, exchange.client)
             try:
                 self.model.engine.check_room()
             except Exception as error:
@@ -192,8 +198,27 @@ class Service:
             except ValidationError as error:
                 raise bad_request(error, body) from error
 
-        # Millions of ids take seconds, in which the loop would send no tokens.
-        return parsed() if len(content) < _LONG_BODY_BYTES else await self.in_worker(parsed)
+        # Millions of ids take a while, in which the loop would send no tokens.
+        return await self.in_worker(exchange, parsed) if exchange.is_large else parsed()
+
+    def check_share(self, shares: Shares, client: str, count: int = 1) -> None:
+        """Raises the 429 of a client that has its share of the server's places."""
+        if not shares.has_room(client, count):
+            message = "this client's requests have their share of the server's room; the rest of it is for others"
+            raise ApiError(429, message, code="client_queue_full", headers={"Retry-After": "1"})
+
+    def salt(self, client: str, asked: str | None) -> str:
+        """Returns the salt of a request's cached prefixes: with keys, no client can tell what another's began with."""
+        return f"{client}:{asked or ''}" if self.keys.are_required else asked or ""
+
+    def check_texts(self, value: Any, at: str) -> None:
+        """Raises the 400 of a text with the name of a control token, where the server takes none from clients."""
+        if self.config.allow_control_tokens:
+            return
+        names = tuple(self.model.special.values())
+        found = next((name for text in _texts(value) for name in names if name in text), None)
+        if found is not None:
+            raise invalid(at=at, why=f"it holds {found}, a control token of the model (server.allow_control_tokens)")
 
     async def grammar(self, structure: Structure | None) -> Grammar | None:
         """Returns the compiled grammar of a structure; raises the 422 of one that can't be compiled, or not in time."""
@@ -202,10 +227,7 @@ class Service:
         kind, spec, field = structure
         grammars = self.model.grammars
         if grammars is None:
-            why = (
-                'structured output needs llguidance, which isn\'t installed at the server: pip install "kanawa[serve]"'
-            )
-            raise unprocessable(at=field, why=why)
+            raise unprocessable(at=field, why=self.model.no_grammars or "this server compiles no structures")
         seconds = self.config.grammar_seconds
         try:
             return await self._compilers.run(lambda: grammars.compile(kind, spec, field=field), seconds=seconds)
@@ -215,23 +237,39 @@ class Service:
             why = f"it took longer than {seconds:g} s to compile (grammar_seconds)"
             raise unprocessable(at=field, why=why) from error
 
-    async def json(self, made: Callable[[], Any], *, is_long: bool) -> Any:
+    async def json(self, exchange: Exchange, made: Callable[[], Any], *, is_long: bool) -> Any:
         """Returns what `made` returns, as JSON where it is long, which a worker's thread then makes and writes."""
-        return await self.in_worker(lambda: json_bytes(made())) if is_long else made()
+        return await self.in_worker(exchange, lambda: json_bytes(made())) if is_long else made()
 
-    async def in_worker(self, work: Callable[..., Result], *arguments: Any) -> Result:
+    async def in_worker(self, exchange: Exchange, work: Callable[..., Result], *arguments: Any) -> Result:
         """Returns what `work` returns in a thread: prompts are long, and the loop serves all clients."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
+        pool = self._large if exchange.is_large else self._workers
+        return await pool.run(exchange.client, functools.partial(work, *arguments))
 
     @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self, client: str) -> Iterator[None]:
         """Counts a request as running while the block lasts: a server that stops waits for those."""
         self.running += 1
         try:
-            yield
+            with self.requests.taken(client):
+                yield
         finally:
             self.running -= 1
 
     def close(self) -> None:
         """Ends the threads."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
+        self._large.close()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields every text in a value made of JSON's types."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, held in value.items():
+            yield from _texts(name)
+            yield from _texts(held)
+    elif isinstance(value, list | tuple):
+        for held in value:
+            yield from _texts(held)

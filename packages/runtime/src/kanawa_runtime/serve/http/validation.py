@@ -13,6 +13,9 @@ _MAX_NAME_CHARACTERS = 60
 #: Marks a member of a union in the path of an error, where clients look for fields alone.
 _TAG = "("
 
+#: The code of a prompt that is too long.
+TOO_LONG = "context_length_exceeded"
+
 Name = Annotated[str, Field(max_length=256)]
 
 
@@ -67,6 +70,65 @@ class Length:
         return text
 
 
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """A list of token ids: its length is checked first, and all ids in one pass. Pydantic would look at each in turn.
+
+    A prompt that truncate_prompt_tokens cuts, a field before it, is cut to `longest` before its ids are checked.
+    """
+
+    vocab_size: int
+    longest: int
+    shortest: int = 0
+    is_prompt: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        """Takes the place of pydantic's own schema."""
+        return core_schema.with_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """Returns the bounds in the words of JSON schemas."""
+        items = {"type": "integer", "minimum": 0, "maximum": self.vocab_size - 1}
+        bounds = {} if self.is_prompt else {"maxItems": self.longest}
+        return {"type": "array", "items": items, "minItems": self.shortest, **bounds}
+
+    def _check(self, value: Any, info: core_schema.ValidationInfo) -> list[int]:
+        if not isinstance(value, list):
+            error, text = "list_type", "Input should be a valid list"
+            raise PydanticCustomError(error, text)
+        start = 0
+        if len(value) > self.longest:
+            if not self.is_prompt:
+                raise wrong_field(at="", why=f"List should have at most {self.longest:,} items, not {len(value):,}")
+            if info.data.get("truncate_prompt_tokens") is None:
+                error = TOO_LONG
+                says = too_long_prompt(f"{len(value):,} tokens", self.longest)
+                raise PydanticCustomError(error, "{says}", {"says": says})
+            start = len(value) - self.longest
+        elif len(value) < self.shortest:
+            raise wrong_field(at="", why=f"List should have at least {self.shortest} item, not {len(value)}")
+        ids: list[int] = value[start:]
+        if set(map(type, ids)) <= {int} and (not ids or 0 <= min(ids) <= max(ids) < self.vocab_size):
+            return ids
+        place = next(i for i, token in enumerate(ids) if type(token) is not int or not 0 <= token < self.vocab_size)
+        raise wrong_field(start + place, self._complaint(ids[place]))
+
+    def _complaint(self, token: Any) -> str:
+        if type(token) is not int:
+            expected = "a valid integer"
+        else:
+            expected = "greater than or equal to 0" if token < 0 else f"less than or equal to {self.vocab_size - 1}"
+        return f"Input should be {expected}, got {shown(token)}"
+
+
+def too_long_prompt(has: str, longest: int) -> str:
+    """Returns what a prompt that is too long is told."""
+    return (
+        f"it has {has}, and prompt and answer together may have {longest:,} tokens; shorten it, or let "
+        "truncate_prompt_tokens cut it"
+    )
+
+
 def by_type(expected: str) -> Discriminator:
     """Returns the discriminator of a union by JSON types: tags (text), (list) and (object)."""
     tags: dict[type, str] = {str: "(text)", list: "(list)", dict: "(object)"}
@@ -74,7 +136,7 @@ def by_type(expected: str) -> Discriminator:
     return Discriminator(lambda value: tags.get(type(value)), custom_error_type="kind", custom_error_message=text)
 
 
-def wrong_field(at: str, why: str) -> PydanticCustomError:
+def wrong_field(at: str | int, why: str) -> PydanticCustomError:
     """Returns the error of a field that a validator of the whole object finds."""
     error = "wrong_field"
     return PydanticCustomError(error, "{why}", {"field": at, "why": why})
@@ -83,7 +145,8 @@ def wrong_field(at: str, why: str) -> PydanticCustomError:
 def bad_request(error: ValidationError, model: type[BaseModel]) -> ApiError:
     """Returns the 400 of the first field that doesn't fit: its path, what it should be, and its value."""
     first = error.errors(include_url=False)[0]
-    parts = [*first["loc"], *([first["ctx"]["field"]] if first["type"] == "wrong_field" else [])]
+    own = first["ctx"]["field"] if first["type"] == "wrong_field" else ""
+    parts = [*first["loc"], *([] if own == "" else [own])]
     place = ""
     for part in parts:
         if isinstance(part, int):
@@ -94,6 +157,6 @@ def bad_request(error: ValidationError, model: type[BaseModel]) -> ApiError:
     if first["type"] == "missing":
         expected = model.model_fields[place].description if place in model.model_fields else None
         why = f"it is missing, expected {expected}" if expected else "it is missing"
-    elif first["type"] not in ("wrong_field", "text_length"):
+    elif first["type"] not in ("wrong_field", "text_length", TOO_LONG):
         why += f", got {shown(first['input'])}"
-    return invalid(place, why)
+    return invalid(place, why, TOO_LONG if first["type"] == TOO_LONG else None)

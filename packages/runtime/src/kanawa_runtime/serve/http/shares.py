@@ -1,0 +1,101 @@
+"""What clients have in common, in shares: no client alone takes all of it, and each waits for its own work."""
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+#: A client may hold as many times of what is free: of an idle server's room four fifths, beside another such one 4/9.
+_TIMES_FREE = 4
+
+
+class Shares:
+    """Places that clients take, such as those of requests; the fewer are free, the fewer a client may hold.
+
+    Whatever one client does, a fifth of the places is left to others (dynamic thresholds, Choudhury and Hahne 1998).
+    """
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._held: collections.Counter[str] = collections.Counter()
+        self._total = 0
+
+    @property
+    def most_at_once(self) -> int:
+        """How many one client gets while nobody else has any."""
+        return max(n for n in range(1, self.places + 1) if n == 1 or n - 1 < _TIMES_FREE * (self.places - n + 1))
+
+    def has_room(self, client: str, count: int = 1) -> bool:
+        """Returns whether a client may take so many places."""
+        before = self._held[client] + count - 1
+        return before < _TIMES_FREE * (self.places - self._total - count + 1)
+
+    def take(self, client: str, count: int = 1) -> None:
+        """Counts places as taken."""
+        self._held[client] += count
+        self._total += count
+
+    def give_back(self, client: str, count: int = 1) -> None:
+        """Counts places as free."""
+        self._total -= count
+        self._held[client] -= count
+        if self._held[client] <= 0:
+            del self._held[client]
+
+    @contextlib.contextmanager
+    def taken(self, client: str) -> Iterator[None]:
+        """Takes a place while the block lasts."""
+        self.take(client)
+        try:
+            yield
+        finally:
+            self.give_back(client)
+
+
+class FairPool:
+    """Threads that clients take in turns: the work of one delays its own, and that of others by a piece at most."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._free = threads
+        self._waiting: dict[str, collections.deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
+
+    async def run(self, client: str, work: Callable[[], Result]) -> Result:
+        """Returns what `work` returns in a thread; called in the loop."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, collections.deque()).append((future, work))
+        self._start()
+        return await future
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> None:
+        while self._free and self._waiting:
+            client, waiting = next(iter(self._waiting.items()))
+            future, work = waiting.popleft()
+            del self._waiting[client]
+            if waiting:
+                self._waiting[client] = waiting  # behind all others
+            if not future.done():
+                self._free -= 1
+                task = asyncio.get_running_loop().run_in_executor(self._pool, work)
+                task.add_done_callback(functools.partial(self._pass_on, future))
+
+    def _pass_on(self, future: "asyncio.Future[Any]", task: "asyncio.Future[Any]") -> None:
+        self._free += 1
+        error = None if task.cancelled() else task.exception()
+        # The client may have left meanwhile.
+        if not future.done():
+            if task.cancelled():
+                future.cancel()
+            elif error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(task.result())
+        self._start()
