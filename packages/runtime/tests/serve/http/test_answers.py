@@ -34,7 +34,8 @@ def generation_of(engine):
     service = Service(model_of(engine), config, Keys(), Hosts("127.0.0.1"))
     request = completion_request(engine.limits, config).model_validate({"prompt": [97], "max_tokens": 3})
     sampling = service.sampling.read(request, max_tokens=3, logprobs=None)
-    return new_generation(service, request, "a", [[97]], [sampling])
+    exchange = Exchange({"headers": []}, None, None, config)
+    return new_generation(service, exchange, request, "a", [[97]], [sampling])
 
 
 @pytest.mark.parametrize("turns", range(6))

@@ -1,9 +1,12 @@
 """`/v1/chat/completions`: templates, tools, formats and deltas."""
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 from kanawa_runtime.serve.http.chat_template import ChatTemplate
+from kanawa_runtime.serve.http.template_process import TemplateError, TemplateProcesses
 
 from .running_server import model_of, running_server
 from .scripted_engine import ScriptedEngine
@@ -206,3 +209,32 @@ def test_a_template_reaches_nothing(source):
     except ApiError as error:
         assert error.status == 422
     assert text in (None, "")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{{ 'a' * 10**11 }}",
+        "{% for i in range(99999) %}{{ 'a' * 10**6 }}{% endfor %}",
+    ],
+)
+def test_a_template_that_never_ends_is_ended_and_the_next_one_is_rendered(source):
+    processes = TemplateProcesses()
+    began = time.monotonic()
+    with pytest.raises(TemplateError, match="and was ended|MemoryError|more than 67,108,864 characters"):
+        processes.render(source, {}, seconds=5.0)
+    assert time.monotonic() - began < 40
+    assert processes.render("{{ a }}", {"a": "\ud800"}, seconds=40.0) == "\ud800"
+    processes.close()
+
+
+def test_a_template_sees_no_key_of_the_server(monkeypatch):
+    monkeypatch.setenv("KANAWA_API_KEYS", "a-secret")
+    processes = TemplateProcesses()
+    processes.render("", {}, seconds=40.0)
+    (process,) = processes._idle
+    environment = Path(f"/proc/{process.pid}/environ")
+    assert not environment.exists() or b"a-secret" not in environment.read_bytes()
+    processes.close()

@@ -1,7 +1,6 @@
-"""Messages as the text of a model's training format: its Jinja template, in a sandbox."""
+"""Messages as the text of a model's training format: its Jinja template, in a sandbox of its own process."""
 
 import dataclasses
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +11,12 @@ from kanawa.guarded_read import guarded_bytes
 
 from kanawa_runtime.serve.http.errors import invalid, unprocessable
 from kanawa_runtime.serve.http.protocol import Message, Tool
+from kanawa_runtime.serve.http.template_process import TemplateError, TemplateProcesses
 
 #: The longest of published models takes 30 kB.
 _MAX_TEMPLATE_BYTES = 2**20
-#: The longest text of a template; the request itself is limited before.
-_MAX_CHARACTERS = 64 * 2**20
+#: To render, and for the process that does to start: published templates take milliseconds.
+_SECONDS = 10.0
 #: For models that were not trained on conversations: they continue where the messages end.
 PLAIN = """{%- for message in messages %}{{ message.content }}
 {% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"""
@@ -29,13 +29,15 @@ class ChatTemplate:
     source: str
     tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     own: bool = True
+    _processes: TemplateProcesses = dataclasses.field(default_factory=TemplateProcesses, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "_compiled", _environment().from_string(self.source))
-        except Exception as error:  # Jinja's own errors, and Python's for what it can't compile.
-            message = f"the chat template can't be read: {type(error).__name__}: {error}"
-            raise UsageError(message) from error
+        if self.own:
+            try:
+                self._processes.render(self.source, None, seconds=_SECONDS)
+            except TemplateError as error:
+                message = f"the chat template can't be read: {error}"
+                raise UsageError(message) from error
 
     def render(
         self,
@@ -47,40 +49,12 @@ class ChatTemplate:
     ) -> str:
         """Returns the conversation as text; raises the 422 of messages that the template doesn't take."""
         known = {"messages": list(messages), "tools": list(tools) if tools else None, "documents": None}
+        variables = {**self.tokens, **dict(extra or {}), **known, "add_generation_prompt": add_generation_prompt}
         try:
-            text: str = self._compiled.render(  # type: ignore[attr-defined]
-                **{**self.tokens, **dict(extra or {}), **known, "add_generation_prompt": add_generation_prompt}
-            )
-        except Exception as error:  # An unknown program ran on unknown messages: anything may be raised.
-            text_of = f"{type(error).__name__}: {error}" if not isinstance(error, _Refused) else str(error)
-            why = f"the model's chat template doesn't take them: {text_of[:500]}"
+            return self._processes.render(self.source, variables, seconds=_SECONDS)
+        except TemplateError as error:
+            why = f"the model's chat template doesn't take them: {error}"
             raise unprocessable(at="messages", why=why) from error
-        if len(text) > _MAX_CHARACTERS:
-            why = f"they make {len(text):,} characters, expected at most {_MAX_CHARACTERS:,}"
-            raise invalid(at="messages", why=why)
-        return text
-
-
-class _Refused(Exception):
-    """A template called raise_exception."""
-
-
-def _environment() -> Any:
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-        del options
-        return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
-
-    def refuse(message: object) -> None:
-        raise _Refused(str(message))
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)
-    return environment
 
 
 def template_of(files: Mapping[str, bytes], chosen: Path | None = None) -> ChatTemplate:

@@ -62,6 +62,9 @@ class FairPool:
     def __init__(self, threads: int, name: str) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free = threads
+        #: How many threads a client may have at once: one is left to others, however long a piece of work takes.
+        self._most = max(1, threads - 1)
+        self._running: collections.Counter[str] = collections.Counter()
         self._waiting: dict[str, collections.deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
 
     async def run(self, client: str, work: Callable[[], Result]) -> Result:
@@ -76,19 +79,26 @@ class FairPool:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
-        while self._free and self._waiting:
-            client, waiting = next(iter(self._waiting.items()))
+        while self._free:
+            client = next((c for c in self._waiting if self._running[c] < self._most), None)
+            if client is None:
+                return
+            waiting = self._waiting[client]
             future, work = waiting.popleft()
             del self._waiting[client]
             if waiting:
                 self._waiting[client] = waiting  # behind all others
             if not future.done():
                 self._free -= 1
+                self._running[client] += 1
                 task = asyncio.get_running_loop().run_in_executor(self._pool, work)
-                task.add_done_callback(functools.partial(self._pass_on, future))
+                task.add_done_callback(functools.partial(self._pass_on, client, future))
 
-    def _pass_on(self, future: "asyncio.Future[Any]", task: "asyncio.Future[Any]") -> None:
+    def _pass_on(self, client: str, future: "asyncio.Future[Any]", task: "asyncio.Future[Any]") -> None:
         self._free += 1
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
         error = None if task.cancelled() else task.exception()
         # The client may have left meanwhile.
         if not future.done():
