@@ -7,7 +7,8 @@ import pytest
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels import Verdict
-from kanawa.kernels.rms_norm import ReferenceRMSNorm, rms_norm
+from kanawa.kernels.rms_norm import ReferenceRMSNorm, RMSNormProblem, rms_norm
+from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
 
 
@@ -18,6 +19,25 @@ class TestReference(KernelConformance):
 
     def kernel(self):
         return ReferenceRMSNorm()
+
+
+class WithoutDifference(ReferenceRMSNorm):
+    """Its gradient of x is the first of two terms alone."""
+
+    autodiff = False
+
+    def backward(self, problem, operands, out, residuals, cotangents):
+        inverse = jax.lax.rsqrt(jnp.mean(operands["x"] ** 2, axis=-1, keepdims=True) + problem.eps)
+        return {"x": cotangents * operands["scale"][None] * inverse}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_norm_of_one_number_is_held_to_what_fp32_can_tell(seed):
+    problems = [RMSNormProblem(rows=rows, width=1, dtype="float32", eps=eps) for rows in (1, 7) for eps in (1e-6, 0.1)]
+    for agreement in compare_with_reference(ReferenceRMSNorm(), problems, seed=seed):
+        assert agreement.ok, agreement.describe()
+    for agreement in compare_with_reference(WithoutDifference(), problems, seed=seed):
+        assert agreement.errors["dx"] > 1e-3, agreement.describe()
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 16), (4, 16), (16,), (2, 3, 4, 16), (2, 1, 3, 4, 16)])

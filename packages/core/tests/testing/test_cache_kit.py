@@ -14,6 +14,10 @@ class Pages(Cache):
 
     class Config(Cache.Config):
         fault: str = ""
+        exact: bool = True
+
+    def setup(self):
+        self.exact = self.config.exact
 
     @kn.nowrap
     def spec(self, rows, length, dtype):
@@ -34,19 +38,24 @@ class Pages(Cache):
             v = jnp.nan_to_num(v)
         elif fault != "strange":
             k, v = jnp.where(finite, k, jnp.nan), jnp.where(finite, v, 0.0)
+        if fault == "rounded":
+            v = v.astype(jnp.bfloat16).astype(v.dtype)
         pools = {n: state[n].at[page, at % PAGE].set(x) for n, x in (("keys", k), ("values", v))}
         if fault == "widened":
             pools = {n: x.astype(jnp.bfloat16) for n, x in pools.items()}
-        return CacheView(pools, pools["keys"], pools["values"], kv_lengths=sequences.lengths + length, page_table=table)
+        lengths = sequences.lengths + length
+        lengths = jnp.minimum(lengths, 3) if fault == "forgetful" else lengths
+        return CacheView(pools, pools["keys"], pools["values"], kv_lengths=lengths, page_table=table)
 
 
-def kit(fault=""):
+def kit(fault="", exact=True, tolerance=1e-6):
     sizes = {"num_kv_heads": 2, "key_dim": 8, "value_dim": 4, "reach": None}
 
     class Kit(CacheConformance):
         def config(self):
-            return Pages.Config(fault=fault, **sizes)
+            return Pages.Config(fault=fault, exact=exact, **sizes)
 
+    Kit.tolerance = tolerance
     return Kit()
 
 
@@ -66,6 +75,8 @@ BROKEN = "test_a_value_that_is_not_finite_stays_with_those_who_see_it"
         ("widened", LAID_OUT, "bfloat16"),
         ("late", READ, "Not equal to tolerance"),
         ("shared", READ, "Not equal to tolerance"),
+        ("forgetful", READ, r"row 0 can't read positions \[3\]: a cache that forgets says `exact = False`"),
+        ("rounded", READ, "it says that it is `exact`"),
         (
             "strange",
             BROKEN,
@@ -77,3 +88,10 @@ BROKEN = "test_a_value_that_is_not_finite_stays_with_those_who_see_it"
 def test_what_a_cache_does_wrong_is_said(fault, test, said):
     with pytest.raises(AssertionError, match=f"(?s){said}"):
         getattr(kit(fault), test)()
+
+
+def test_a_cache_that_says_that_it_is_not_exact_may_forget_and_round():
+    for fault in ("forgetful", "rounded"):
+        getattr(kit(fault, exact=False, tolerance=0.01), READ)()
+    with pytest.raises(AssertionError, match="beyond its tolerance"):
+        getattr(kit("rounded", exact=False), READ)()

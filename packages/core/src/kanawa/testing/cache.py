@@ -17,6 +17,7 @@ _ROWS = 2
 class CacheConformance(ConfiguredConformance):
     """What every `Cache` promises. `config` returns the cache's, complete with what an attention layer would give.
 
+    An `exact` one reads all within its reach bit for bit; another may forget tokens, and round within `tolerance`.
     `unsupported` may hold "attention" (values are part of the keys), with a reason.
     """
 
@@ -89,7 +90,7 @@ class CacheConformance(ConfiguredConformance):
 
     def test_what_was_written_is_read_by_its_own_row(self) -> None:
         k, v = self.tokens(0)
-        reach, state, done = self.config().reach, None, 0
+        exact, reach, state, done = self.config().build(name="cache").exact, self.config().reach, None, 0
         for size in self.cuts:
             new = [None if x is None else x[:, done : done + size] for x in (k, v)]
             assert new[0] is not None
@@ -100,13 +101,16 @@ class CacheConformance(ConfiguredConformance):
             for row in range(_ROWS):
                 held = self.read(view, row)
                 missing = sorted(set(range(first, done)) - set(held))
-                assert not missing, f"after {done} tokens row {row} can't read positions {missing}"
-                for position in range(first, done):
+                unread = f"after {done} tokens row {row} can't read positions {missing}"
+                assert not (exact and missing), f"{unread}: a cache that forgets says `exact = False`"
+                assert len(missing) < done - first, unread
+                for position in sorted({*range(first, done)} - {*missing}):
                     for read, written in zip(held[position], (k, v), strict=True):
                         if written is not None:
                             assert read is not None, "values were written, and none are read"
-                            atol = self.tolerance * float(jnp.abs(written).max())
-                            np.testing.assert_allclose(read, written[row, position], atol=atol)
+                            atol = 0.0 if exact else self.tolerance * float(jnp.abs(written).max())
+                            said = "it says that it is `exact`" if exact else "beyond its tolerance"
+                            np.testing.assert_allclose(read, written[row, position], 0, atol, err_msg=said)
 
     def test_a_value_that_is_not_finite_stays_with_those_who_see_it(self) -> None:
         self.skip_unless("attention")

@@ -79,6 +79,9 @@ class Examples:
         specified: returns the output with zeros where the contract leaves it open.
         space: the features that problems are generated from; None where only `problems` are asked.
         typical: a problem of the size that one chip has in training; None where nothing is typical.
+        terms: returns, from a problem, its operands and the outputs' cotangents, the magnitude of the terms that an
+            output ("out[i]") or a gradient ("d" + operand) is the difference of, where it may be far below them:
+            errors are measured against that.
     """
 
     reference: Kernel
@@ -88,6 +91,7 @@ class Examples:
     specified: Callable[[Any, Operands, Any], Any] = lambda problem, operands, out: out
     space: ProblemSpace | None = None
     typical: Any = None
+    terms: Callable[[Any, Operands, list[np.ndarray]], Mapping[str, float]] = lambda problem, operands, cotangents: {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +200,8 @@ def compare_one(kernel: Kernel, problem: Any, examples: Examples, seed: int) -> 
         exact = {name: _to_fp64(x) for name, x in operands.items()}
         rounded = [x.astype(np.float64) for x in cotangents]
         right = _evaluate(examples.reference, truth, exact, examples, rounded, gradients)
-    return {name: _relative_error(ours[name], right[name]) for name in right}
+        terms = examples.terms(truth, exact, rounded) if gradients else {}
+    return {name: _relative_error(ours[name], right[name], terms.get(name, _NOTHING)) for name in right}
 
 
 def _evaluate(
@@ -235,10 +240,10 @@ def _to_fp64(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def _relative_error(ours: np.ndarray, right: np.ndarray) -> float:
-    """Returns the largest difference over the largest magnitude; NaN if there is one."""
+def _relative_error(ours: np.ndarray, right: np.ndarray, floor: float) -> float:
+    """Returns the largest difference over the largest magnitude, or `floor` if larger; NaN if there is one."""
     if ours.shape != right.shape:
         return float("inf")
     if not right.size:
         return 0.0
-    return float(np.max(np.abs(ours - right)) / max(np.max(np.abs(right)), _NOTHING))
+    return float(np.max(np.abs(ours - right)) / max(np.max(np.abs(right)), floor, _NOTHING))

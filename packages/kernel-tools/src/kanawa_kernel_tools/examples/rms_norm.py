@@ -41,10 +41,20 @@ def example_operands(problem: RMSNormProblem, rng: np.random.Generator) -> dict[
     }
 
 
+def terms(
+    problem: RMSNormProblem, operands: Mapping[str, np.ndarray], cotangents: list[np.ndarray]
+) -> dict[str, float]:
+    """Returns the magnitude of the two terms whose difference is the gradient of x; at width 1 only eps is left."""
+    x = operands["x"]
+    inverse = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + problem.eps)
+    return {"dx": float(np.max(np.abs(cotangents[0] * operands["scale"] * inverse)))}
+
+
 EXAMPLES = Examples(
     reference=ReferenceRMSNorm(),
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
     space=Space(FEATURES, build),
     typical=TYPICAL,
+    terms=terms,
 )
