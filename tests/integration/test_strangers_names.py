@@ -40,6 +40,8 @@ def test_mesh_rules_still_apply(stranger):
     assert composition.config.execution.mesh is not None
     origins = composition.config.origin_history("execution.mesh")
     assert f"{composition.rule.name} of kanawa-backends-gpu" in origins[-1].detail
+    why = kn.show("quickstart", on="h100-8").why("execution.mesh")[-1]
+    assert why.set_by.startswith(f"mesh rule mesh, {composition.rule.name} of kanawa-backends-gpu ")
 
 
 def test_a_plans_own_changes_are_spelled_out(stranger):

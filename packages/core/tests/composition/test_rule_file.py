@@ -30,6 +30,14 @@ def test_the_users_rule_wins(rule_file):
     assert find_rule(parse_target("cpu"), 1000) != rule
 
 
+def test_a_device_that_nobody_describes_is_warned_of_once(rule_file, caplog):
+    rule_file.write_text(RULE + 'devices = ["cpuu"]\n')
+    for _ in range(2):
+        find_rule(parse_target("cpu"), 1000)
+    lines = [record.getMessage() for record in caplog.records if "cpuu" in record.getMessage()]
+    assert lines == ["mesh rule user.ours is for a device 'cpuu' that no plugin describes; did you mean 'cpu'?"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -13,6 +13,7 @@ from typing import Any
 
 from kanawa.contracts import Run, Service, Steer
 from kanawa.errors import INTERRUPTIONS
+from kanawa.plugins.fault import how_to_skip, plugin_behind
 
 logger = logging.getLogger(__name__)
 
@@ -162,12 +163,14 @@ class _Lane:
                 raise  # the service was only what a signal met
             self._failures += 1
             if self._failures == 1:
+                behind = plugin_behind(error)
                 logger.warning(
-                    "service %s failed in %s: %s: %s; training continues",
+                    "service %s failed in %s: %s: %s; training continues%s",
                     self.name,
                     what,
                     type(error).__name__,
                     error,
+                    "" if behind is None else f"; {how_to_skip(behind)}",
                     exc_info=True,
                 )
             return False
