@@ -10,7 +10,7 @@ from kanawa.errors import UsageError
 from kanawa_parallel.plan.read.hlo import HloModule
 from kanawa_parallel.profile.programs import programs_of
 
-#: The line of a device's plane that has its instructions where events name them by their text alone, as TPUs' do.
+#: The line of a device's plane that has its instructions where events name them by their text alone.
 _OPERATIONS = "XLA Ops"
 #: How JAX names the call of a compiled function.
 _STARTS = "PjitFunction("
@@ -88,7 +88,7 @@ def _events(plane: Any) -> Iterator[Event]:
 
 
 def _instructions(plane: Any, line: Any) -> Iterator[Event]:
-    """Yields the runs on a line; on a CPU each thread is one, on a GPU each stream, on a TPU each unit."""
+    """Yields the runs on a line; a thread of the host, a stream or a unit of an accelerator."""
     for event in line.events:
         stats = dict(event.stats)
         name = stats.get("hlo_op")

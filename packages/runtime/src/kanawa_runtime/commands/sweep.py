@@ -68,7 +68,7 @@ def command() -> Command:
         run=run,
         example=(
             "kanawa sweep quickstart --grid learner.schedule.peak=1e-3,3e-3 --seeds 2 --steps 100 --run runs/rates\n"
-            "kanawa sweep quickstart --grid batch_size=8,16 --run runs/sizes --with 'slurm --queue gpu'\n"
+            "kanawa sweep quickstart --grid batch_size=8,16 --run runs/sizes --with 'slurm --queue long'\n"
             "kanawa sweep runs/rates\n"
             "a point that fails doesn't stop the others; the same command again trains what is missing"
         ),
