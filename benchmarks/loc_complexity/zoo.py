@@ -47,7 +47,7 @@ from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.positions.none import NoPositions
+from kanawa_layers.positions.biases import NoPositions
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.stack.residual_blocks import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack

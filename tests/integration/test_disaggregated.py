@@ -21,7 +21,7 @@ from kanawa.arrays.tree import flatten_paths, map_paths, unflatten_paths
 from kanawa.composition.plain import adapter_factors
 from kanawa.contracts import StoredAdapter
 from kanawa.errors import UsageError
-from kanawa_layers.modifiers.adapters import LoRAModifier
+from kanawa_layers.modifiers.weights import LoRAModifier
 from kanawa_runtime.serve.disaggregated.engine import DecodeEngine, TcpConnector
 from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError, request_message

@@ -16,7 +16,7 @@ from kanawa.composition.plain import from_plain
 from kanawa.contracts import Cache, StoredModel
 from kanawa_layers.attention.quantised_cache import QuantisedCache
 from kanawa_layers.convert.safetensors_file import write_file
-from kanawa_layers.modifiers.weight_forms import WeightOnlyModifier
+from kanawa_layers.modifiers.weights import WeightOnlyModifier
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer

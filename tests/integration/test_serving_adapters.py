@@ -14,7 +14,7 @@ from kanawa.composition.plain import adapter_factors, to_plain
 from kanawa.contracts import StoredAdapter, StoredModel
 from kanawa.errors import KanawaError, UsageError
 from kanawa_layers.convert.safetensors_file import write_file
-from kanawa_layers.modifiers.adapters import LoRAModifier
+from kanawa_layers.modifiers.weights import LoRAModifier
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.serve.adapter_store import load_adapter

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from asking import ids_of, outputs_of
 from kanawa.composition.plain import from_plain
-from kanawa_layers.modifiers.weight_forms import WeightOnlyModifier
+from kanawa_layers.modifiers.weights import WeightOnlyModifier
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine

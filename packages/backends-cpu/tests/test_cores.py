@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from kanawa_backends_cpu import cores as counting
+from kanawa_backends_cpu import processor as counting
 
-ASK = "from kanawa_backends_cpu.cores import cores; print(cores())"
+ASK = "from kanawa_backends_cpu.processor import cores; print(cores())"
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from kanawa_layers.basic.norms import LayerNorm, RMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.modifiers.mixture import MoE
-from kanawa_layers.modifiers.rotary import Rope, RopeLinear, RopeLlama3, RopeNTK
+from kanawa_layers.modifiers.positions import Rope, RopeLinear, RopeLlama3, RopeNTK
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.positions.none import NoPositions
+from kanawa_layers.positions.biases import NoPositions
 from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.stack.residual_blocks import PreNormBlock

@@ -12,9 +12,8 @@ from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import BatchNorm, GroupNorm, L2Norm, RMSNorm
 from kanawa_layers.basic.pooling import MeanPooling
 from kanawa_layers.feedforward.activations import quick_gelu
-from kanawa_layers.feedforward.bottleneck import Bottleneck
 from kanawa_layers.feedforward.gated import ClampedProduct, FusedGatedFeedForward, GatedFeedForward
-from kanawa_layers.feedforward.plain import PlainFeedForward
+from kanawa_layers.feedforward.plain import Bottleneck, PlainFeedForward
 from kanawa_layers.moe.dispatchers import CapacityDispatcher
 from kanawa_layers.moe.expert_choice import ExpertChoiceMixture
 from kanawa_layers.moe.experts import GatedExperts, PlainExperts
@@ -23,8 +22,7 @@ from kanawa_layers.moe.router import BiasBalancing, GroupLimited, Sigmoid, TopKR
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.repeated import RepeatedStack
-from kanawa_layers.stack.residual import Residual
-from kanawa_layers.stack.residual_blocks import OutputNormBlock, ParallelBlock, SandwichNormBlock
+from kanawa_layers.stack.residual_blocks import OutputNormBlock, ParallelBlock, Residual, SandwichNormBlock
 
 from .token_layers import OnTokens, WithSequences
 

@@ -19,9 +19,8 @@ from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa_backends_gpu.device import A100, H100
 from kanawa_backends_gpu.kernels.attention import cudnn_packed
-from kanawa_backends_gpu.kernels.attention.cudnn_packed import PackedCudnnAttention
+from kanawa_backends_gpu.kernels.attention.cudnn_packed import PackedCudnnAttention, SegmentRuns
 from kanawa_backends_gpu.kernels.attention.pallas import PallasAttention
-from kanawa_backends_gpu.kernels.attention.segment_runs import SegmentRuns
 from kanawa_kernel_tools.examples.attention import example_operands
 
 PACKED = MaskSpec(causal=True, segments=True)

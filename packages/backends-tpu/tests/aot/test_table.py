@@ -5,7 +5,7 @@ import os
 
 import pytest
 from kanawa.composition.target import parse_target
-from kanawa_backends_tpu.kernels.attention.narrow_pages import fitting
+from kanawa_backends_tpu.kernels.attention.paged_layout import fitting
 from kanawa_backends_tpu.topology import missing_wheels
 from tpu_compiled import CASES, TARGETS, Case, compiled_bytes
 

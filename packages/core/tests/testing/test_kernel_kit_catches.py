@@ -10,7 +10,7 @@ from kanawa.kernels import Kernel, MaskSpec, Verdict
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.grouped_matmul import ReferenceGroupedMatmul
 from kanawa.testing.kernel import KernelConformance
-from kanawa_kernel_tools.examples.attention_space import SPACE
+from kanawa_kernel_tools.examples.attention import SPACE
 from kanawa_kernel_tools.examples.grouped_matmul import BASE
 
 

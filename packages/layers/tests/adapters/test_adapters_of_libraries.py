@@ -11,9 +11,7 @@ from kanawa.config import from_json, to_json
 from kanawa.contracts import FeedForward, Sequences
 from kanawa.errors import ModuleError
 from kanawa.testing.layer import LayerConformance
-from kanawa_layers.adapters.adapted import library
-from kanawa_layers.adapters.equinox import EquinoxFeedForward
-from kanawa_layers.adapters.nnx import NNXFeedForward
+from kanawa_layers.adapters.feed_forward import EquinoxFeedForward, NNXFeedForward, library
 from kanawa_layers.recipes.llama import llama
 
 WIDTH, HIDDEN = 8, 16

@@ -1,22 +1,18 @@
 """Attention layers and caches that the tests of this folder run through, by name."""
 
 from kanawa_layers.attention.dense_cache import DenseCache
+from kanawa_layers.attention.dot_product import SigmoidDotProduct
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.latent import LatentAttention
 from kanawa_layers.attention.masks import AllOf, AnyOf, Causal, Chunked, Window
-from kanawa_layers.attention.output_gate import ElementwiseGate, HeadGate
 from kanawa_layers.attention.paged_cache import PagedCache
 from kanawa_layers.attention.quantised_cache import QuantisedCache
-from kanawa_layers.attention.query_scale import PerDimScale, TemperatureTuning
 from kanawa_layers.attention.ring_cache import RingCache
-from kanawa_layers.attention.sigmoid import SigmoidDotProduct
-from kanawa_layers.attention.sinks import LearnedSinks
+from kanawa_layers.attention.slots import ElementwiseGate, HeadGate, LearnedSinks, PerDimScale, TemperatureTuning
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import RMSNorm
-from kanawa_layers.positions.alibi import Alibi
+from kanawa_layers.positions.biases import Alibi, NoPositions, RelativeBias
 from kanawa_layers.positions.frequency_scaling import YarnScaling
-from kanawa_layers.positions.none import NoPositions
-from kanawa_layers.positions.relative_bias import RelativeBias
 from kanawa_layers.positions.rotary import Rotary
 
 WIDTH = 16

@@ -8,17 +8,14 @@ import kanawa as kn
 from kanawa.contracts import Sequences
 from kanawa.testing.layer import LayerConformance
 from kanawa_layers.attention.cross import CrossAttention
+from kanawa_layers.attention.dot_product import SigmoidDotProduct
 from kanawa_layers.attention.masks import AllOf, Bidirectional, Chunked, PrefixLM
-from kanawa_layers.attention.output_gate import ElementwiseGate, HeadGate
-from kanawa_layers.attention.query_scale import PerDimScale, TemperatureTuning
-from kanawa_layers.attention.sigmoid import SigmoidDotProduct
-from kanawa_layers.attention.sinks import LearnedSinks
+from kanawa_layers.attention.slots import ElementwiseGate, HeadGate, LearnedSinks, PerDimScale, TemperatureTuning
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.positions.absolute import LearnedPositions
-from kanawa_layers.positions.alibi import Alibi
+from kanawa_layers.positions.biases import Alibi, RelativeBias
 from kanawa_layers.positions.frequency_scaling import YarnScaling
-from kanawa_layers.positions.relative_bias import RelativeBias
 from kanawa_layers.positions.rotary import Rotary
 
 from .kinds import ATTENTIONS, WIDTH, grouped

@@ -8,16 +8,19 @@ import pytest
 from kanawa.contracts import Sequences
 from kanawa.errors import ModuleError
 from kanawa_layers.attention.cross import CrossAttention
-from kanawa_layers.attention.dot_product import SoftmaxDotProduct
+from kanawa_layers.attention.dot_product import SigmoidDotProduct, SoftmaxDotProduct
 from kanawa_layers.attention.masks import Bidirectional, PrefixLM
-from kanawa_layers.attention.output_gate import ElementwiseGate, HeadGate
-from kanawa_layers.attention.query_scale import PerDimScale, TemperatureTuning
 from kanawa_layers.attention.ring_cache import RingCache
-from kanawa_layers.attention.sigmoid import SigmoidDotProduct
-from kanawa_layers.attention.sinks import LearnedSinks, ZeroSinks
+from kanawa_layers.attention.slots import (
+    ElementwiseGate,
+    HeadGate,
+    LearnedSinks,
+    PerDimScale,
+    TemperatureTuning,
+    ZeroSinks,
+)
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.positions.alibi import Alibi
-from kanawa_layers.positions.none import NoPositions
+from kanawa_layers.positions.biases import Alibi, NoPositions
 
 from .kinds import WIDTH, grouped, latent
 

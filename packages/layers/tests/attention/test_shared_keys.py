@@ -20,7 +20,7 @@ from kanawa_layers.attention.quantised_cache import QuantisedCache
 from kanawa_layers.attention.ring_cache import RingCache
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.modifiers.shared_kv import SharedKV
-from kanawa_layers.positions.none import NoPositions
+from kanawa_layers.positions.biases import NoPositions
 from kanawa_layers.recipes.mamba2 import mamba2_tiny
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.pattern import PatternStack

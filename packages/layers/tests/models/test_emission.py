@@ -11,11 +11,11 @@ from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.stack.chained import ChainedStack
-from kanawa_layers.stack.cross_pre_norm import CrossPreNormBlock
-from kanawa_layers.stack.mixer import MixerBlock
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.stack.residual_blocks import (
+    CrossPreNormBlock,
+    MixerBlock,
     OutputNormBlock,
     ParallelBlock,
     PostNormBlock,

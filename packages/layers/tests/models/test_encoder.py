@@ -10,8 +10,8 @@ import pytest
 from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Batch
 from kanawa.errors import KanawaError
-from kanawa_layers.modifiers.adapters import LoRAModifier
 from kanawa_layers.modifiers.mixture import MoE
+from kanawa_layers.modifiers.weights import LoRAModifier
 from kanawa_layers.recipes.bert import bert
 
 IDS = jnp.array([[5, 9, 3, 7, 2, 8], [4, 4, 6, 1, 3, 9]], jnp.int32)

@@ -26,8 +26,14 @@ from kanawa_layers.modifiers.attention import (
     SoftCap,
 )
 from kanawa_layers.modifiers.by_name import CacheKind
-from kanawa_layers.modifiers.positions import AlibiPositions, RelativePositions, WithoutPositions
-from kanawa_layers.modifiers.rotary import RopeDynamicNTK, RopeLongRope, RopeYarn
+from kanawa_layers.modifiers.positions import (
+    AlibiPositions,
+    RelativePositions,
+    RopeDynamicNTK,
+    RopeLongRope,
+    RopeYarn,
+    WithoutPositions,
+)
 from kanawa_layers.recipes.llama import llama_tiny
 
 LATENT = {"num_heads": 2, "kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "value_dim": 4}

@@ -25,7 +25,7 @@ from kanawa_layers.moe.experts import Experts, PlainExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.recipes.gpt2 import gpt2_small
 from kanawa_layers.recipes.llama import llama_tiny
-from kanawa_layers.stack.residual import Residual
+from kanawa_layers.stack.residual_blocks import Residual
 
 #: A modifier, the role it acts on, and the fields of that role it may touch ("" for all).
 CASES = {

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from kanawa.errors import ModuleError
 from kanawa_layers.positions.absolute import LearnedPositions, SinusoidalPositions
-from kanawa_layers.positions.alibi import Alibi, alibi_slopes
-from kanawa_layers.positions.relative_bias import RelativeBias, SharedRelativeBias, relative_bucket
+from kanawa_layers.positions.biases import Alibi, RelativeBias, SharedRelativeBias, alibi_slopes, relative_bucket
 
 POSITIONS = jnp.arange(5)[None]
 

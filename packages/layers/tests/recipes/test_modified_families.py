@@ -13,7 +13,7 @@ from kanawa.contracts import Batch, CausalLM, FeedForward
 from kanawa.plugins import host
 from kanawa_layers.convert.families import model_config
 from kanawa_layers.modifiers.mixture import MoE
-from kanawa_layers.modifiers.rotary import Rope
+from kanawa_layers.modifiers.positions import Rope
 from kanawa_layers.moe.mixture import MixtureOfExperts
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

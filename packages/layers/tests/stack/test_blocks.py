@@ -9,14 +9,14 @@ from kanawa.contracts import FeedForward, SequenceMixer, Sequences
 from kanawa.plugins import ProgramTraits
 from kanawa_layers.basic.dropout import Dropout, StochasticDepth
 from kanawa_layers.basic.norms import RMSNorm
-from kanawa_layers.feedforward.bottleneck import Bottleneck
-from kanawa_layers.stack.mixer import MixerBlock
-from kanawa_layers.stack.residual import Residual
+from kanawa_layers.feedforward.plain import Bottleneck
 from kanawa_layers.stack.residual_blocks import (
+    MixerBlock,
     OutputNormBlock,
     ParallelBlock,
     PostNormBlock,
     PreNormBlock,
+    Residual,
     SandwichNormBlock,
 )
 

@@ -14,8 +14,7 @@ from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.repeated import RepeatedStack
-from kanawa_layers.stack.residual import Residual
-from kanawa_layers.stack.residual_blocks import ParallelBlock, PreNormBlock
+from kanawa_layers.stack.residual_blocks import ParallelBlock, PreNormBlock, Residual
 
 X = jax.random.normal(jax.random.key(0), (2, 5, 8))
 

@@ -14,7 +14,7 @@ from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.modifiers.adapters import DoRAModifier, LoRAModifier, QLoRAModifier
+from kanawa_layers.modifiers.weights import DoRAModifier, LoRAModifier, QLoRAModifier
 from kanawa_layers.tune.lora import DoRA, LoRA
 
 from .tiny_llama import logits, losses_of_ten_steps, tiny, to_plain, tuned

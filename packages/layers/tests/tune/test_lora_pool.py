@@ -13,8 +13,7 @@ from kanawa.errors import ConfigError, ModuleError
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.modifiers.adapters import DoRAModifier, LoRAModifier, LoRAPoolModifier
-from kanawa_layers.modifiers.weight_forms import WeightOnlyModifier
+from kanawa_layers.modifiers.weights import DoRAModifier, LoRAModifier, LoRAPoolModifier, WeightOnlyModifier
 from kanawa_layers.tune.lora_pool import LoRAPool
 
 from .tiny_llama import TOKENS, tiny

@@ -12,7 +12,7 @@ from kanawa.kernels.number_formats import E4M3, E5M2, INT8
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.modifiers.weight_forms import Fp8Modifier, Int8Modifier, WeightOnlyModifier
+from kanawa_layers.modifiers.weights import Fp8Modifier, Int8Modifier, WeightOnlyModifier
 from kanawa_layers.tune.eight_bit_training import Fp8Training, Int8Training
 from kanawa_layers.tune.weight_only import Int4Weights, Int8Weights, NF4Weights
 

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from llvmlite import binding, ir
 
-from kanawa_backends_cpu.cores import cores
 from kanawa_backends_cpu.native import llvm
 from kanawa_backends_cpu.native.code import I32, I64, POINTER, Code, i64
+from kanawa_backends_cpu.processor import cores
 
 #: Byte offsets in a call frame: of the extension, the API table, the execution context, and the operand and result
 #: buffers.

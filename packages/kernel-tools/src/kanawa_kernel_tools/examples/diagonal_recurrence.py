@@ -1,14 +1,13 @@
 """Diagonal recurrences that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from kanawa.kernels.diagonal_recurrence import DiagonalRecurrenceProblem, ReferenceDiagonalRecurrence
 from kanawa.testing.compare import Examples
 
-from kanawa_kernel_tools.examples.space import Space
+from kanawa_kernel_tools.examples.space import Space, as_fields
 
 BASE = DiagonalRecurrenceProblem(batch=2, length=64, channels=8)
 
@@ -22,11 +21,6 @@ FEATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def build(choice: Mapping[str, Any]) -> DiagonalRecurrenceProblem:
-    """Returns the problem of a choice of features."""
-    return DiagonalRecurrenceProblem(**choice)
-
-
 def example_operands(problem: DiagonalRecurrenceProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns random operands; one decay in eight is 0, as at the start of a segment."""
     shape = (problem.batch, problem.length, problem.channels)
@@ -38,6 +32,6 @@ EXAMPLES = Examples(
     reference=ReferenceDiagonalRecurrence(),
     problems=tuple(dataclasses.replace(BASE, length=length) for length in (64, 37, 1)),
     operands=example_operands,
-    space=Space(FEATURES, build),
+    space=Space(FEATURES, as_fields(DiagonalRecurrenceProblem)),
     typical=TYPICAL,
 )

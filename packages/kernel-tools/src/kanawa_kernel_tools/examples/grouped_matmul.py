@@ -1,7 +1,6 @@
 """Grouped products that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 from kanawa.kernels.grouped_matmul import GroupedMatmulProblem, ReferenceGroupedMatmul
 from kanawa.testing.compare import Examples
 
-from kanawa_kernel_tools.examples.space import Space
+from kanawa_kernel_tools.examples.space import Space, as_fields
 
 BASE = GroupedMatmulProblem(rows=256, inner=128, columns=128, groups=4, dtype="float32", rhs_dtype="float32")
 
@@ -32,13 +31,6 @@ FEATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def build(choice: Mapping[str, Any]) -> GroupedMatmulProblem:
-    """Returns the problem of a choice of features."""
-    sizes = {name: choice[name] for name in ("rows", "inner", "columns", "groups")}
-    dtype, rhs_dtype = choice["dtypes"]
-    return GroupedMatmulProblem(**sizes, dtype=dtype, rhs_dtype=rhs_dtype)
-
-
 def example_operands(problem: GroupedMatmulProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns random operands; some groups may be empty, and some rows belong to none."""
     p = problem
@@ -58,6 +50,6 @@ EXAMPLES = Examples(
     reference=ReferenceGroupedMatmul(),
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
-    space=Space(FEATURES, build),
+    space=Space(FEATURES, as_fields(GroupedMatmulProblem, dtypes=("dtype", "rhs_dtype"))),
     typical=TYPICAL,
 )

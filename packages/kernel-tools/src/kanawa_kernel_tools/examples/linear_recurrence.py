@@ -1,7 +1,6 @@
 """Linear recurrences that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 from kanawa.kernels.linear_recurrence import LinearRecurrenceProblem, ReferenceLinearRecurrence
 from kanawa.testing.compare import Examples
 
-from kanawa_kernel_tools.examples.space import Space
+from kanawa_kernel_tools.examples.space import Space, as_fields
 
 BASE = LinearRecurrenceProblem(
     batch=2, length=32, num_groups=2, num_heads=4, key_dim=16, value_dim=8, dtype="float32", chunk_length=8
@@ -37,28 +36,10 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     # Width of keys, and of values.
     "widths": ((16, 8), (64, 64), (128, 128), (128, 64), (24, 40)),
     "delta": (False, True),
-    "initial_state": (False, True),
-    "segments": (False, True),
+    "has_initial_state": (False, True),
+    "has_segments": (False, True),
     "chunk_length": (None, 8, 64),
 }
-
-
-def build(choice: Mapping[str, Any]) -> LinearRecurrenceProblem:
-    """Returns the problem of a choice of features."""
-    c = choice
-    return LinearRecurrenceProblem(
-        batch=c["batch"],
-        length=c["length"],
-        num_groups=c["heads"][1],
-        num_heads=c["heads"][0],
-        key_dim=c["widths"][0],
-        value_dim=c["widths"][1],
-        dtype=c["dtype"],
-        delta=c["delta"],
-        has_initial_state=c["initial_state"],
-        has_segments=c["segments"],
-        chunk_length=c["chunk_length"],
-    )
 
 
 def example_operands(problem: LinearRecurrenceProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -94,6 +75,8 @@ EXAMPLES = Examples(
     reference=ReferenceLinearRecurrence(),
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
-    space=Space(FEATURES, build),
+    space=Space(
+        FEATURES, as_fields(LinearRecurrenceProblem, heads=("num_heads", "num_groups"), widths=("key_dim", "value_dim"))
+    ),
     typical=TYPICAL,
 )

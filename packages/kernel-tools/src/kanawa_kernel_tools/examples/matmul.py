@@ -1,7 +1,6 @@
 """Matmuls that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 from kanawa.kernels.matmul.problem import MatmulProblem, ReferenceMatmul
 from kanawa.testing.compare import Examples
 
-from kanawa_kernel_tools.examples.space import Space
+from kanawa_kernel_tools.examples.space import Space, as_fields
 
 _FP32: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "sum_dtype", "dtype"), "float32")
 _BF16: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "sum_dtype", "dtype"), "bfloat16")
@@ -58,13 +57,6 @@ FEATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def build(choice: Mapping[str, Any]) -> MatmulProblem:
-    """Returns the problem of a choice of features."""
-    x, weight, sums, out = choice["dtypes"]
-    rest = {name: value for name, value in choice.items() if name != "dtypes"}
-    return MatmulProblem(x_dtype=x, weight_dtype=weight, sum_dtype=sums, dtype=out, **rest)
-
-
 def example_operands(problem: MatmulProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns random operands."""
     return {
@@ -79,6 +71,6 @@ EXAMPLES = Examples(
     operands=example_operands,
     # A kernel has no gradient: those of the operation are matmuls, each by a kernel of its own.
     differentiable=lambda problem: False,
-    space=Space(FEATURES, build),
+    space=Space(FEATURES, as_fields(MatmulProblem, dtypes=("x_dtype", "weight_dtype", "sum_dtype", "dtype"))),
     typical=TYPICAL,
 )  # fmt: skip

@@ -1,7 +1,6 @@
 """Norms that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 from kanawa.kernels.rms_norm import ReferenceRMSNorm, RMSNormProblem
 from kanawa.testing.compare import Examples
 
-from kanawa_kernel_tools.examples.space import Space
+from kanawa_kernel_tools.examples.space import Space, as_fields
 
 BASE = RMSNormProblem(rows=256, width=128, dtype="float32", eps=1e-6)
 
@@ -24,11 +23,6 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
     "eps": (1e-6, 1e-5, 0.1),
 }
-
-
-def build(choice: Mapping[str, Any]) -> RMSNormProblem:
-    """Returns the problem of a choice of features."""
-    return RMSNormProblem(**choice)
 
 
 def example_operands(problem: RMSNormProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -54,7 +48,7 @@ EXAMPLES = Examples(
     reference=ReferenceRMSNorm(),
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
-    space=Space(FEATURES, build),
+    space=Space(FEATURES, as_fields(RMSNormProblem)),
     typical=TYPICAL,
     terms=terms,
 )

@@ -1,7 +1,6 @@
 """Cross entropies that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ from kanawa.kernels.operation import Operands
 from kanawa.kernels.softmax_cross_entropy import CrossEntropyProblem, ReferenceCrossEntropy, Sums
 from kanawa.testing.compare import Examples
 
-from kanawa_kernel_tools.examples.space import Space
+from kanawa_kernel_tools.examples.space import Space, as_fields
 
 BASE = CrossEntropyProblem(tokens=96, width=32, vocab=512, dtype="float32", weight_dtype="float32", chunk_tokens=32)
 
@@ -43,13 +42,6 @@ FEATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def build(choice: Mapping[str, Any]) -> CrossEntropyProblem:
-    """Returns the problem of a choice of features."""
-    dtype, weight_dtype = choice["dtypes"]
-    rest = {name: value for name, value in choice.items() if name != "dtypes"}
-    return CrossEntropyProblem(dtype=dtype, weight_dtype=weight_dtype, **rest)
-
-
 def example_operands(problem: CrossEntropyProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns random operands; about one token in four has weight 0."""
     p = problem
@@ -76,5 +68,5 @@ EXAMPLES = Examples(
     operands=example_operands,
     typical=TYPICAL,
     specified=_specified,
-    space=Space(FEATURES, build),
+    space=Space(FEATURES, as_fields(CrossEntropyProblem, dtypes=("dtype", "weight_dtype"))),
 )

@@ -65,6 +65,18 @@ class Space:
         return Sweep(_cover(candidates, count), tuple(search.refusals.values()))
 
 
+def as_fields(problem: Callable[..., Any], **several: tuple[str, ...]) -> Callable[[Mapping[str, Any]], Any]:
+    """Returns a `Space.build`: each feature is the problem's field of its name, or `several` fields, one a value."""
+
+    def build(choice: Mapping[str, Any]) -> Any:
+        fields = {name: value for name, value in choice.items() if name not in several}
+        for feature, names in several.items():
+            fields |= zip(names, choice[feature], strict=True)
+        return problem(**fields)
+
+    return build
+
+
 class Search:
     """Asks a kernel about choices, and remembers why it refused."""
 

@@ -11,9 +11,8 @@ from kanawa.errors import ModuleError
 from kanawa.kernels import MaskSpec
 
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct
-from kanawa_layers.attention.output_gate import OutputGate
-from kanawa_layers.attention.projections import Heads, add_projections
-from kanawa_layers.attention.sinks import Sinks
+from kanawa_layers.attention.projections import NAMES, Heads, add_projections
+from kanawa_layers.attention.slots import OutputGate, Sinks
 from kanawa_layers.basic.linear import Linear
 
 
@@ -52,18 +51,7 @@ class CrossAttention(SequenceMixer):
         sinks: Sinks.Config | None = None
         gate: OutputGate.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
-        foreign: kn.foreign.Names = kn.foreign.Names(
-            children={
-                "query": "q_proj",
-                "key": "k_proj",
-                "value": "v_proj",
-                "output": "o_proj",
-                "query_norm": "q_norm",
-                "key_norm": "k_norm",
-                "sinks": "",
-                "gate": "",
-            }
-        )
+        foreign: kn.foreign.Names = kn.foreign.Names(children=NAMES)
 
     def setup(self) -> None:
         """Declares the projections, norms and dot product."""

@@ -12,8 +12,8 @@ from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions, score_offsets
 from kanawa_layers.attention.key_sharing import KeySharing, offer_keys, taken_keys, takes_keys
 from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
-from kanawa_layers.attention.output_gate import OutputGate
 from kanawa_layers.attention.projections import (
+    NAMES,
     Heads,
     add_fused_projections,
     add_projections,
@@ -21,8 +21,7 @@ from kanawa_layers.attention.projections import (
     normed,
     project,
 )
-from kanawa_layers.attention.query_scale import QueryScale
-from kanawa_layers.attention.sinks import Sinks
+from kanawa_layers.attention.slots import OutputGate, QueryScale, Sinks
 from kanawa_layers.basic.linear import Linear, are_alike
 from kanawa_layers.positions.rotary import Rotary
 
@@ -75,18 +74,7 @@ class GroupedQueryAttention(SequenceMixer, Fusable):
         cache: Cache.Config = DenseCache.Config()
         sharing: KeySharing.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(
-            children={
-                "query": "q_proj",
-                "key": "k_proj",
-                "value": "v_proj",
-                "output": "o_proj",
-                "query_norm": "q_norm",
-                "key_norm": "k_norm",
-                "positions": "",
-                "query_scale": "query_scale",
-                "sinks": "",
-                "gate": "",
-            },
+            children={**NAMES, "positions": "", "query_scale": "query_scale"},
             apart={
                 # Each key head has its queries, then its key and its value.
                 "qkv": (

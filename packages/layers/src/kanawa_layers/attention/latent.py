@@ -13,8 +13,7 @@ from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions, score_offsets
 from kanawa_layers.attention.key_sharing import KeySharing, offer_keys, taken_keys, takes_keys
 from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
-from kanawa_layers.attention.output_gate import OutputGate
-from kanawa_layers.attention.sinks import Sinks
+from kanawa_layers.attention.slots import OutputGate, Sinks
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.positions.rotary import Rotary

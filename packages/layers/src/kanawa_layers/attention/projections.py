@@ -10,6 +10,12 @@ from jaxtyping import Array, Float
 from kanawa.contracts import Norm
 from kanawa.errors import ModuleError
 
+#: Llama's names of an attention layer's parts, as far as they have any.
+NAMES = {
+    **{"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"},
+    **{"query_norm": "q_norm", "key_norm": "k_norm", "sinks": "", "gate": ""},
+}
+
 
 def head_width(channels: int, heads: int, path: str) -> int:
     """Returns channels / heads; raises ModuleError where it isn't whole."""

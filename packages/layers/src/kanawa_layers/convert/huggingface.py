@@ -22,8 +22,16 @@ from kanawa.guarded_read import UnreadableFileError
 from kanawa_layers.convert.accounting import account, foreign_value, gather
 from kanawa_layers.convert.errors import ConvertError, UnknownFamilyError
 from kanawa_layers.convert.families import built, differences, foreign_config, model_config
-from kanawa_layers.convert.folder import CONFIG, INDEX, SINGLE, Folder, open_folder, read_config
-from kanawa_layers.convert.plausible import bounded_table, refuse_implausible
+from kanawa_layers.convert.folder import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    Folder,
+    bounded_table,
+    open_folder,
+    read_config,
+    refuse_implausible,
+)
 from kanawa_layers.convert.safetensors_file import DTYPES, write_file
 
 #: The default size of a shard, as the hub's own libraries write it.

@@ -18,7 +18,7 @@ from kanawa.guarded_read import check_readable, guarded_json, stays_inside
 
 from kanawa_layers.convert.errors import ConvertError, PickleRefusedError
 from kanawa_layers.convert.safetensors_file import Entry, read_header
-from kanawa_layers.modifiers.adapters import adapt
+from kanawa_layers.modifiers.weights import adapt
 from kanawa_layers.tune.lora import LoRA
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

@@ -7,8 +7,7 @@ from kanawa.contracts import Norm, SequenceMixer
 from kanawa.errors import ConfigError
 
 from kanawa_layers.attention.masks import Causal, Mask
-from kanawa_layers.attention.output_gate import ElementwiseGate, OutputGate
-from kanawa_layers.attention.sinks import LearnedSinks
+from kanawa_layers.attention.slots import ElementwiseGate, LearnedSinks, OutputGate
 from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.modifiers.fields import SetFields, edit_with
 

@@ -5,10 +5,10 @@ from typing import Any
 import kanawa as kn
 
 from kanawa_layers.basic.dropout import Dropout, StochasticDepth
-from kanawa_layers.feedforward.bottleneck import Bottleneck
-from kanawa_layers.modifiers.adapters import train_adapters_only
+from kanawa_layers.feedforward.plain import Bottleneck
 from kanawa_layers.modifiers.fields import SetFields, set_fields
-from kanawa_layers.stack.residual import Residual
+from kanawa_layers.modifiers.weights import train_adapters_only
+from kanawa_layers.stack.residual_blocks import Residual
 
 
 class ResidualDropout(SetFields):

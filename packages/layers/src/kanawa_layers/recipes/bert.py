@@ -8,18 +8,15 @@ from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.attention.masks import Bidirectional
 from kanawa_layers.basic.embedding import TokenTypes
-from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.feedforward.activations import gelu_exact
 from kanawa_layers.models.encoder import EncoderLM
 from kanawa_layers.models.masked_head import BiasedTiedHead, FirstTokenPooler, HeadTransform
 from kanawa_layers.positions.absolute import LearnedPositions
-from kanawa_layers.recipes.biased import biased_parts
+from kanawa_layers.recipes.biased import biased_stack
 from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, expect, written
-from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.stack.residual_blocks import PostNormBlock
 
-_LINEAR = Linear.Config(bias=True)
 _ATTENTION = kn.foreign.Names(
     children={
         "query": "self.query",
@@ -75,20 +72,17 @@ def bert(
 ) -> EncoderLM.Config:
     """Returns a BERT of any size: with the masked-token head, the pooler, both or neither."""
     norm = LayerNorm.Config(eps=norm_eps)
-    attention, feed_forward = biased_parts(
-        _LINEAR,
+    stack = biased_stack(
+        PostNormBlock.Config,
+        "layer.{}",
+        num_layers=num_layers,
         num_heads=num_heads,
         hidden_dim=hidden_dim or 4 * input_dim,
+        norm=norm,
         activation=gelu_exact,
+        mask=Bidirectional.Config(),
         attention=_ATTENTION,
         feed_forward=_FEED_FORWARD,
-        mask=Bidirectional.Config(),
-    )
-    layer = PostNormBlock.Config(
-        attention=attention,
-        feed_forward=feed_forward,
-        attention_norm=norm,
-        feed_forward_norm=norm,
     )
     return EncoderLM.Config(
         vocab_size=vocab_size,
@@ -96,9 +90,7 @@ def bert(
         positions=LearnedPositions.Config(max_length=max_length),
         token_types=TokenTypes.Config(num_types=num_types),
         embedding_norm=norm,
-        stack=RepeatedStack.Config(
-            num_layers=num_layers, layer=layer, foreign=kn.foreign.Names(children={"layer": "layer.{}"})
-        ),
+        stack=stack,
         pooler=FirstTokenPooler.Config() if pooler else None,
         transform=HeadTransform.Config(norm=norm) if head else None,
         head=BiasedTiedHead.Config() if head else None,

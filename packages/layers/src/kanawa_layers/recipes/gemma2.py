@@ -76,22 +76,15 @@ def gemma2(
     positions: Rotary.Config | None = None,
 ) -> DecoderLM.Config:
     """Returns a Gemma 2 of any size; scores are multiplied by query_scalar ** -0.5."""
-    pattern = tuple(
-        gemma_block(
-            GroupedQueryAttention.Config(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                window=window if kind == SLIDING else None,
-                scale=query_scalar**-0.5,
-                logit_cap=attention_cap,
-                positions=positions or Rotary.Config(trained_length=8192),
-            ),
-            hidden_dim,
-            norm_eps,
-        )
-        for kind in kinds
+    shape: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    attention = GroupedQueryAttention.Config(
+        **shape,
+        scale=query_scalar**-0.5,
+        logit_cap=attention_cap,
+        positions=positions or Rotary.Config(trained_length=8192),
     )
+    near = attention.clone(window=window)
+    pattern = tuple(gemma_block(near if kind == SLIDING else attention, hidden_dim, norm_eps) for kind in kinds)
     cfg = gemma_model(pattern, num_layers, input_dim, vocab_size, norm_eps)
     cfg.head.set(logit_cap=logit_cap)
     return cfg

@@ -39,24 +39,13 @@ def gemma3(
     # Only for global layers: a window of 1,024 tokens never exceeds the trained distances.
     stretched = LinearScaling.Config(factor=8.0)
     far = global_positions or Rotary.Config(theta=1_000_000.0, scaling=stretched, trained_length=32_768)
-    pattern = tuple(
-        gemma_block(
-            GroupedQueryAttention.Config(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                window=window if kind == SLIDING else None,
-                scale=query_scalar**-0.5,
-                # In place of Gemma 2's cap on scores.
-                query_norm=norm,
-                key_norm=norm,
-                positions=near if kind == SLIDING else far,
-            ),
-            hidden_dim,
-            norm_eps,
-        )
-        for kind in kinds
+    shape: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    # Norms of queries and keys in place of Gemma 2's cap on scores.
+    attention = GroupedQueryAttention.Config(
+        **shape, scale=query_scalar**-0.5, query_norm=norm, key_norm=norm, positions=far
     )
+    windowed = attention.clone(window=window, positions=near)
+    pattern = tuple(gemma_block(windowed if kind == SLIDING else attention, hidden_dim, norm_eps) for kind in kinds)
     return gemma_model(pattern, num_layers, input_dim, vocab_size, norm_eps)
 
 

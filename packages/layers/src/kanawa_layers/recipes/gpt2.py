@@ -6,15 +6,15 @@ from typing import Any
 import kanawa as kn
 from kanawa.contracts import ForeignFamily
 
+from kanawa_layers.attention.masks import Causal
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead
 from kanawa_layers.positions.absolute import LearnedPositions
-from kanawa_layers.recipes.biased import biased_parts
+from kanawa_layers.recipes.biased import biased_stack
 from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, expect, written
-from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 #: GPT-2's projections are stored [in, out].
@@ -72,23 +72,19 @@ def gpt2(
 ) -> DecoderLM.Config:
     """Returns a GPT-2 of any size."""
     norm = LayerNorm.Config(eps=norm_eps)
-    attention, feed_forward = biased_parts(
-        _LINEAR,
+    stack = biased_stack(
+        PreNormBlock.Config,
+        "h.{}",
+        num_layers=num_layers,
         num_heads=num_heads,
         hidden_dim=hidden_dim or 4 * input_dim,
+        norm=norm,
         activation=gelu_tanh,
+        mask=Causal.Config(),
+        linear=_LINEAR,
         attention=_ATTENTION,
         feed_forward=_FEED_FORWARD,
-    )
-    layer = PreNormBlock.Config(
-        attention=attention,
-        feed_forward=feed_forward,
-        attention_norm=norm,
-        feed_forward_norm=norm,
         foreign=_BLOCK,
-    )
-    stack = RepeatedStack.Config(
-        num_layers=num_layers, layer=layer, foreign=kn.foreign.Names(children={"layer": "h.{}"})
     )
     return DecoderLM.Config(
         vocab_size=vocab_size,

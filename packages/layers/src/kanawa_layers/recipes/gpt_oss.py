@@ -11,7 +11,7 @@ import kanawa as kn
 from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
-from kanawa_layers.attention.sinks import LearnedSinks
+from kanawa_layers.attention.slots import LearnedSinks
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.activations import quick_gelu

@@ -11,7 +11,7 @@ from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.masks import Causal, Chunked
-from kanawa_layers.attention.query_scale import TemperatureTuning
+from kanawa_layers.attention.slots import TemperatureTuning
 from kanawa_layers.basic.norms import RMSNorm, UnitRMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
@@ -19,8 +19,8 @@ from kanawa_layers.models.head import TiedHead, UntiedHead
 from kanawa_layers.moe.experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.router import Sigmoid, TopKRouter
+from kanawa_layers.positions.biases import NoPositions
 from kanawa_layers.positions.frequency_scaling import Llama3Scaling
-from kanawa_layers.positions.none import NoPositions
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.hf_config import Foreign, expect, period_of, repeated, rope_keys, rotary, size_keys, sizes
 from kanawa_layers.stack.pattern import PatternStack

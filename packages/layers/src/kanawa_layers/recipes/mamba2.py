@@ -11,8 +11,8 @@ from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
 from kanawa_layers.recipes.hf_config import Foreign, Key, arguments, expect, written
 from kanawa_layers.recurrent.mamba2 import Mamba2
-from kanawa_layers.stack.mixer import MixerBlock
 from kanawa_layers.stack.repeated import RepeatedStack
+from kanawa_layers.stack.residual_blocks import MixerBlock
 
 _MODEL = kn.foreign.Names(
     children={"embedding": "backbone.embeddings", "stack": "backbone", "norm": "backbone.norm_f", "head": "lm_head"}

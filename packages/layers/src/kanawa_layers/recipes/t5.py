@@ -16,14 +16,12 @@ from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.feedforward.plain import PlainFeedForward
-from kanawa_layers.models.encoder_decoder import EncoderDecoderLM
+from kanawa_layers.models.encoder_decoder import EncoderDecoderLM, Tower
 from kanawa_layers.models.head import TiedHead, UntiedHead
-from kanawa_layers.models.tower import Tower
-from kanawa_layers.positions.relative_bias import RelativeBias, SharedRelativeBias
+from kanawa_layers.positions.biases import RelativeBias, SharedRelativeBias
 from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, written
-from kanawa_layers.stack.cross_pre_norm import CrossPreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
-from kanawa_layers.stack.residual_blocks import PreNormBlock
+from kanawa_layers.stack.residual_blocks import CrossPreNormBlock, PreNormBlock
 
 _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "output": "o"}
 _ATTENTION = kn.foreign.Names(children={**_PROJECTIONS, "positions": ""})

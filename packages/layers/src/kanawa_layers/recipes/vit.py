@@ -7,18 +7,15 @@ import kanawa as kn
 from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.attention.masks import Bidirectional
-from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.basic.patches import PatchEmbedding
 from kanawa_layers.feedforward.activations import gelu_exact
 from kanawa_layers.models.vision import ImageClassifier
 from kanawa_layers.positions.absolute import LearnedPositions
-from kanawa_layers.recipes.biased import biased_parts
+from kanawa_layers.recipes.biased import biased_stack
 from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, expect, written
-from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.stack.residual_blocks import PreNormBlock
 
-_LINEAR = Linear.Config(bias=True)
 _ATTENTION = kn.foreign.Names(
     children={
         "query": "attention.query",
@@ -81,20 +78,17 @@ def vit(
 ) -> ImageClassifier.Config:
     """Returns a ViT of any size, for square images of one size."""
     norm = LayerNorm.Config(eps=norm_eps)
-    attention, feed_forward = biased_parts(
-        _LINEAR,
+    stack = biased_stack(
+        PreNormBlock.Config,
+        "layer.{}",
+        num_layers=num_layers,
         num_heads=num_heads,
         hidden_dim=hidden_dim or 4 * input_dim,
+        norm=norm,
         activation=gelu_exact,
+        mask=Bidirectional.Config(),
         attention=_ATTENTION,
         feed_forward=kn.foreign.Names(children={"up": "intermediate.dense", "down": "output.dense"}),
-        mask=Bidirectional.Config(),
-    )
-    layer = PreNormBlock.Config(
-        attention=attention,
-        feed_forward=feed_forward,
-        attention_norm=norm,
-        feed_forward_norm=norm,
         foreign=_BLOCK,
     )
     return ImageClassifier.Config(
@@ -103,9 +97,7 @@ def vit(
         patches=PatchEmbedding.Config(patch_size=patch_size, num_channels=num_channels),
         # One more than the patches: the class token has a position, too.
         positions=LearnedPositions.Config(max_length=(image_size // patch_size) ** 2 + 1, foreign=_POSITIONS),
-        stack=RepeatedStack.Config(
-            num_layers=num_layers, layer=layer, foreign=kn.foreign.Names(children={"layer": "layer.{}"})
-        ),
+        stack=stack,
         norm=norm,
         foreign=_MODEL,
     )

@@ -11,8 +11,7 @@ from kanawa.kernels.diagonal_recurrence import diagonal_recurrence
 
 from kanawa_layers.attention.projections import head_width
 from kanawa_layers.basic.linear import Linear, add_linear
-from kanawa_layers.recurrent.carried import entering, leaving, marks
-from kanawa_layers.recurrent.causal_conv import CausalConv
+from kanawa_layers.recurrent.causal_conv import CausalConv, entering, leaving, marks
 from kanawa_layers.recurrent.decay_init import RingDecay
 
 _GATES = ("input_gate", "recurrence_gate")

@@ -10,7 +10,7 @@ from kanawa.contracts import CacheState, SequenceMixer, Sequences
 from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.basic.linear import Linear, add_linear
-from kanawa_layers.recurrent.carried import entering, leaving, marks
+from kanawa_layers.recurrent.causal_conv import entering, leaving, marks
 
 
 class LSTM(SequenceMixer):

@@ -15,8 +15,7 @@ from kanawa.kernels.linear_recurrence import linear_recurrence
 
 from kanawa_layers.attention.projections import head_width
 from kanawa_layers.basic.linear import Linear, add_linear
-from kanawa_layers.recurrent.carried import entering, leaving, marks
-from kanawa_layers.recurrent.causal_conv import CausalConv
+from kanawa_layers.recurrent.causal_conv import CausalConv, entering, leaving, marks
 from kanawa_layers.recurrent.decay_init import LogOfUniform, StepBias
 
 #: The parts that pass through a short convolution, in the order of the published fused kernels.

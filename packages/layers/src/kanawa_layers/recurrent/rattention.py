@@ -13,7 +13,7 @@ from kanawa.kernels.segments import Segments
 from kanawa_layers.attention.projections import Heads, add_projections
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recurrent.carried import entering, leaving, marks
+from kanawa_layers.recurrent.causal_conv import entering, leaving, marks
 
 #: The position of an empty key: after every query, so that causality hides it.
 _NOWHERE = 2**30

@@ -1,13 +1,60 @@
-"""Blocks of an attention and a feed-forward on the residual stream, by where they normalise."""
+"""Blocks of branches on the residual stream, by where they normalise, and how a branch is added to the stream."""
 
 from typing import Any
 
+import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
+from kanawa.arrays.broadcast import along_last
+from kanawa.arrays.init import Constant
+from kanawa.arrays.materialize import row_major
 from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
 
+from kanawa_layers.basic.dropout import Dropout, StochasticDepth
 from kanawa_layers.basic.norms import LayerNorm, RMSNorm
-from kanawa_layers.stack.residual import Residual
+from kanawa_layers.feedforward.plain import Bottleneck
+
+
+class Residual(kn.Module):
+    """x + scale * drop(adapt(y)), in x's dtype. By default just x + y, with no parameters.
+
+    `scale` is a constant (Granite, MiniCPM), `layer_scale` the initial value of a learned one per channel (CaiT,
+    Touvron et al. 2021, arXiv:2103.17239), `adapter` a bottleneck, `stochastic_depth` drops the branch.
+    """
+
+    adapter: Bottleneck | None
+    dropout: Dropout | None
+    stochastic_depth: StochasticDepth | None
+
+    class Config(kn.Module.Config):
+        input_dim: kn.Size = kn.FROM_PARENT
+        scale: kn.Finite = 1.0
+        layer_scale: kn.Finite | None = None
+        adapter: Bottleneck.Config | None = None
+        dropout: Dropout.Config | None = None
+        stochastic_depth: StochasticDepth.Config | None = None
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"gamma": "gamma"}, children={"adapter": "adapter"})
+
+    def setup(self) -> None:
+        """Declares the parts that are there."""
+        cfg = self.config
+        self.add_child("adapter", cfg.adapter, input_dim=cfg.input_dim)
+        self.add_child("dropout", cfg.dropout)
+        self.add_child("stochastic_depth", cfg.stochastic_depth)
+        if cfg.layer_scale is not None:
+            init = Constant(cfg.layer_scale)
+            self.add_param("gamma", (cfg.input_dim,), axes=("norm",), init=init, weight_decay=0.0)
+
+    def forward(self, x: Float[Array, "B T E"], y: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """Returns the stream `x` with the branch's output `y` added."""
+        cfg = self.config
+        for part in (self.adapter, self.dropout, self.stochastic_depth):
+            y = y if part is None else part(y)
+        if cfg.layer_scale is not None:
+            y = y * along_last(self.param("gamma"), y.ndim)
+        x = x + (y if cfg.scale == 1.0 else y * jnp.asarray(cfg.scale, y.dtype))
+        return row_major(x)
+
 
 #: Names of the branches in Llama's checkpoints, and of parts that only ours have; a block adds those of its norms.
 BRANCH_NAMES = {"attention": "self_attn", "feed_forward": "mlp"}
@@ -224,3 +271,94 @@ class ParallelBlock(ResidualBlock):
         x = self._join("feed_forward", self._join("attention", x, mixed), transformed)
         self.emit("residual_stream", x)
         return x, cache
+
+
+class MixerBlock(Block):
+    """One residual branch, normalised at its input (Mamba, Gu and Dao 2023, arXiv:2312.00752, figure 3).
+
+    Emits `mixer_output` and `residual_stream`.
+    """
+
+    mixer: SequenceMixer
+    norm: Norm
+    residual: Residual
+
+    class Config(Block.Config):
+        mixer: SequenceMixer.Config = kn.REQUIRED
+        norm: Norm.Config = RMSNorm.Config()
+        residual: Residual.Config = Residual.Config()
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            children={"mixer": "mixer", "norm": "norm", "residual": "residual"}
+        )
+
+    def setup(self) -> None:
+        """Declares the branch with its norm."""
+        for name in ("mixer", "norm", "residual"):
+            self.add_child(name, getattr(self.config, name), input_dim=self.config.input_dim)
+
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the residual stream after the branch, and the mixer's cache."""
+        mixed, cache = self.mixer(self.norm(x), sequences, cache)
+        self.emit("mixer_output", mixed)
+        x = self.residual(x, mixed)
+        self.emit("residual_stream", x)
+        return x, cache
+
+    @kn.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
+        """Returns the layout of the mixer's cache."""
+        return self.mixer.cache_spec(rows, length, dtype)
+
+
+_MIXERS = ("attention", "cross_attention")
+
+
+class CrossPreNormBlock(ResidualBlock):
+    """x + branch(norm(x)) three times, as in T5's decoder (Raffel et al. 2020, arXiv:1910.10683).
+
+    Its cache holds one of each attention, under the branch's name. Emits `cross_attention_output` as well.
+    """
+
+    cross_attention: SequenceMixer
+    attention_norm: Norm
+    cross_attention_norm: Norm
+    feed_forward_norm: Norm
+    cross_attention_residual: Residual
+
+    class Config(ResidualBlock.Config):
+        cross_attention: SequenceMixer.Config = kn.REQUIRED
+        attention_norm: Norm.Config = RMSNorm.Config()
+        cross_attention_norm: Norm.Config = RMSNorm.Config()
+        feed_forward_norm: Norm.Config = RMSNorm.Config()
+        cross_attention_residual: Residual.Config = Residual.Config()
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            children={
+                **BRANCH_NAMES,
+                # BART's names; T5's own come with its recipe.
+                "cross_attention": "encoder_attn",
+                "attention_norm": "self_attn_layer_norm",
+                "cross_attention_norm": "encoder_attn_layer_norm",
+                "feed_forward_norm": "final_layer_norm",
+                "cross_attention_residual": "cross_attention_residual",
+                **RESIDUAL_NAMES,
+            }
+        )
+
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the residual stream after the three branches, and both caches."""
+        extended = {}
+        for branch in _MIXERS:
+            x, extended[branch] = self._mixed(branch, x, sequences, None if cache is None else cache[branch])
+        return self._transformed(x, sequences), None if cache is None else extended
+
+    def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        return self._norm(branch)(x)
+
+    @kn.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, Any]:
+        """Returns the layout of both attentions' caches."""
+        return {name: getattr(self, name).cache_spec(rows, length, dtype) for name in _MIXERS}

@@ -26,7 +26,7 @@ _MASK_PARTS = frozenset({"causal", "window"})
 #: Of cuDNN 9: one that has all that is asked of it here.
 _ANY_VERSION = 91_000
 _LAYOUT = cudnn.AttentionLayout.BTNH.value
-_HAS_SCORE_FUNCTION = "score_mod" in inspect.signature(cudnn._dot_product_attention_fwd_rule).parameters
+HAS_SCORE_FUNCTION = "score_mod" in inspect.signature(cudnn._dot_product_attention_fwd_rule).parameters
 
 
 class CudnnAttention(Kernel):
@@ -89,7 +89,7 @@ class CudnnAttention(Kernel):
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns out [B, T, H, D] in q's dtype and the log-sum-exp, fp32 [B, H, T]."""
         rule: Any = cudnn._dot_product_attention_fwd_rule
-        out, lse = rule(*_arrays(operands), *_static(problem), cudnn_version(), True)[0]
+        out, lse = rule(*_arrays(operands), *static_arguments(problem), cudnn_version(), True)[0]
         return out, lse
 
     def backward(
@@ -103,19 +103,19 @@ class CudnnAttention(Kernel):
         """Returns cotangents of q, k and v from out and a log-sum-exp, maybe over more keys."""
         saved = (*_arrays(operands), residuals, out)
         rule: Any = cudnn._dot_product_attention_bwd_rule
-        cotangents_of_inputs = rule(*_static(problem), True, False, saved, cotangents.astype(out.dtype))
+        cotangents_of_inputs = rule(*static_arguments(problem), True, False, saved, cotangents.astype(out.dtype))
         return dict(zip("qkv", cotangents_of_inputs, strict=False))
 
 
 def _arrays(operands: Operands) -> tuple[Any, ...]:
     """Returns q, k, v, and empty arrays for bias, lengths, offsets and page tables; none for a function of scores."""
     q, k, v = operands["q"], operands["k"], operands["v"]
-    return (q, k, v, *[jnp.zeros(0, q.dtype)] * 7, *[()] * _HAS_SCORE_FUNCTION)
+    return (q, k, v, *[jnp.zeros(0, q.dtype)] * 7, *[()] * HAS_SCORE_FUNCTION)
 
 
-def _static(problem: AttentionProblem) -> tuple[Any, ...]:
+def static_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
     """Returns scale, seed, dropout, (bias, its gradient), mask, layout, window and no function of the scores."""
-    none = [None] * _HAS_SCORE_FUNCTION
+    none = [None] * HAS_SCORE_FUNCTION
     return (problem.scale, 0, 0.0, (False, False), _mask_type(problem), _LAYOUT, _window(problem), *none)
 
 

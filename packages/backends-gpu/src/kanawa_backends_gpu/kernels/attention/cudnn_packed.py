@@ -5,11 +5,12 @@ in the program. Rows that hold more documents, or ids that come back, go to atte
 
 It ranks under attention.gpu.pallas: a compiler without a GPU never asks cuDNN whether it has such a kernel or what
 workspace it needs, so nothing here is known to run. Measure it (`kanawa kernels --bench`) or choose it by name.
+
+Legend: B rows, T tokens, M documents a row at most, H heads.
 """
 
 import dataclasses
-import inspect
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +20,79 @@ from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins import DeviceSpec
 
-from kanawa_backends_gpu.kernels.attention.cudnn import CudnnAttention, cudnn_version
+from kanawa_backends_gpu.kernels.attention.cudnn import (
+    HAS_SCORE_FUNCTION,
+    CudnnAttention,
+    cudnn_version,
+    static_arguments,
+)
 from kanawa_backends_gpu.kernels.attention.pallas import PallasAttention
-from kanawa_backends_gpu.kernels.attention.segment_runs import SegmentRuns
+
+
+class SegmentRuns(NamedTuple):
+    """The runs of equal ids in each row; id 0 is padding and belongs to none.
+
+    Attributes:
+        lengths: int32 [B, M], -1 where a row has fewer runs.
+        starts: int32 [B, M + 1], -1 likewise, the last one always.
+        run: int32 [B, T], which run a token belongs to, counted over all rows; B * M for padding.
+        place: int32 [B, T], a token's place in its run.
+        fits: bool, whether the runs say all that the ids say: no row has more than M, and no id comes back after
+            another one.
+    """
+
+    lengths: jax.Array
+    starts: jax.Array
+    run: jax.Array
+    place: jax.Array
+    fits: jax.Array
+
+    @classmethod
+    def of_ids(cls, ids: jax.Array, most: int) -> "SegmentRuns":
+        """Returns the runs of ids [B, T], `most` a row."""
+        rows, length = ids.shape
+        index = jnp.arange(length, dtype=jnp.int32)[None]
+        real = ids != 0
+        begins = real & (ids != jnp.pad(ids[:, :-1], ((0, 0), (1, 0))))
+        local = jnp.cumsum(begins.astype(jnp.int32), axis=1) - 1
+        count = jnp.sum(begins, axis=1, dtype=jnp.int32)
+        # An id that is no larger than one before it may be that one's: its tokens would belong together.
+        highest = jax.lax.cummax(jnp.where(real, ids, 0), axis=1)
+        returns = begins & (ids <= jnp.pad(highest[:, :-1], ((0, 0), (1, 0))))
+        number = jnp.arange(most, dtype=jnp.int32)[None]
+        mine = local[:, None, :] == number[:, :, None]
+        used = number < count[:, None]
+        lengths = jnp.sum(mine & real[:, None, :], axis=2, dtype=jnp.int32)
+        starts = jnp.sum(jnp.where(mine & begins[:, None, :], index[:, None, :], 0), axis=2, dtype=jnp.int32)
+        start_of_token = jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+        before = jnp.cumsum(count) - count
+        return cls(
+            lengths=jnp.where(used, lengths, -1),
+            starts=jnp.pad(jnp.where(used, starts, -1), ((0, 0), (0, 1)), constant_values=-1),
+            run=jnp.where(real, before[:, None] + local, rows * most),
+            place=index - start_of_token,
+            fits=jnp.all(count <= most) & ~jnp.any(returns),
+        )
+
+    def to_rows(self, per_run: jax.Array) -> jax.Array:
+        """Returns numbers of runs [B * M, H, T] as numbers of rows [B, H, T], -inf for padding."""
+        runs = per_run.shape[0]
+        heads = jnp.arange(per_run.shape[1])[None, :, None]
+        numbers = per_run[jnp.minimum(self.run, runs - 1)[:, None], heads, self.place[:, None]]
+        return jnp.where((self.run < runs)[:, None], numbers, -jnp.inf)
+
+    def to_runs(self, per_row: jax.Array) -> jax.Array:
+        """Returns numbers of rows [B, H, T] as numbers of runs [B * M, H, T], 0 past a run's end."""
+        rows, heads, length = per_row.shape
+        runs = jnp.zeros((rows * self.lengths.shape[1], length, heads), per_row.dtype)
+        # Padding's run lies past the last one and is dropped.
+        filled = runs.at[self.run, self.place].set(per_row.swapaxes(1, 2), mode="drop")
+        return filled.swapaxes(1, 2)
+
 
 #: Documents of a row. cuDNN writes a log-sum-exp as long as the row for each of them.
 _MOST_RUNS = 32
 _MOST_ELEMENTS = 2**31
-_HAS_SCORE_FUNCTION = "score_mod" in inspect.signature(cudnn._dot_product_attention_fwd_rule).parameters
 
 
 class PackedCudnnAttention(Kernel):
@@ -135,18 +201,9 @@ def _arrays(problem: AttentionProblem, operands: Operands, runs: SegmentRuns) ->
 
 
 def _static(problem: AttentionProblem) -> dict[str, Any]:
-    window = problem.mask.window
-    static = {
-        "scale": problem.scale,
-        "seed": 0,
-        "dropout_rate": 0.0,
-        "variadic_args": (False, False),
-        "mask_type": cudnn.MaskType.CAUSAL if problem.mask.causal else cudnn.MaskType.NO_MASK,
-        "layout": cudnn.AttentionLayout.BTNH.value,
-        # A window within a document is one within its row: both count back from the query.
-        "sliding_window_length": None if window is None or window[0] is None else window[0] + 1,
-    }
-    return static | ({"score_mod": None} if _HAS_SCORE_FUNCTION else {})
+    # A window within a document is one within its row: both count back from the query.
+    names = ("scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout", "sliding_window_length")
+    return dict(zip((*names, *["score_mod"] * HAS_SCORE_FUNCTION), static_arguments(problem), strict=True))
 
 
 def _of_tokens(x: jax.Array, runs: SegmentRuns) -> jax.Array:

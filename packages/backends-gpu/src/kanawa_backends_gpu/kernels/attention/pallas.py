@@ -22,7 +22,7 @@ from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins import DeviceSpec
 
-from kanawa_backends_gpu.kernels.attention.flash import bias_gradient, forward, gradients
+from kanawa_backends_gpu.kernels.attention.flash import forward, gradients
 from kanawa_backends_gpu.kernels.attention.flash.sizes import WIDEST, Size, size_of, tunings
 from kanawa_backends_gpu.kernels.attention.flash.tile import LOG2_E, Tiles
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits, as_jax, block_map, transposed, visits
@@ -108,8 +108,8 @@ class PallasAttention(Kernel):
         grads = {"q": call(dense | visited.arrays)[0]}
         if p.has_bias:
             spans = _visits(tiles, dense, by_keys=False, listed=False)
-            kernel = functools.partial(bias_gradient.bias_gradient, tiles=tiles)
-            call = self._call(kernel, "bias", bias_gradient.grid(tiles), size, (_like(dense["bias"]),))
+            kernel = functools.partial(gradients.bias_gradient, tiles=tiles)
+            call = self._call(kernel, "bias", gradients.bias_grid(tiles), size, (_like(dense["bias"]),))
             grads["bias"] = call(dense | spans.arrays)[0]
         tiles, size = self._tiles(p, "keys")
         visited = _visits(tiles, dense, by_keys=True)

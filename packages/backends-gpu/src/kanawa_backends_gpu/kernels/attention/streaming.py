@@ -315,17 +315,12 @@ def _seen(
     p: AttentionProblem, refs: Any, queries: _Queries, key: jax.Array, exists: jax.Array, places: jax.Array
 ) -> jax.Array:
     """Returns which keys of the step, at positions `places`, each row sees: bool [M, N]."""
-    segmented = queries.segments is not None
-    mask = p.mask if segmented else dataclasses.replace(p.mask, segments=False)
-    allowed = mask.allowed(
-        queries.positions[None],
-        places[None],
-        queries.segments[None] if queries.segments is not None else None,
-        _of_key(p, refs, "kv_segment_ids", queries, key, exists)[None] if segmented else None,
-        refs["prefix_lengths"][queries.row][None] if p.mask.needs_prefix else None,
-    )
+    q, k = queries.positions[:, None], places[None]
+    prefix = refs["prefix_lengths"][queries.row] if p.mask.needs_prefix else None
+    if queries.segments is None:
+        allowed = dataclasses.replace(p.mask, segments=False).visible(q, k, prefix=prefix)
+    else:
+        ids = _of_key(p, refs, "kv_segment_ids", queries, key, exists)
+        allowed = p.mask.visible(q, k, queries.segments[:, None], ids[None], prefix)
     there = queries.real[:, None] & exists[None, :]
-    if allowed is None:
-        return there
-    # A lone prefix doesn't depend on the query: its dimension is 1.
-    return there & jnp.broadcast_to(allowed, (1, *there.shape)).reshape(there.shape)
+    return there if allowed is None else there & allowed

@@ -18,8 +18,8 @@ from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins import DeviceSpec
 from kanawa.plugins.devices import device_spec_of_kind
 
-from kanawa_backends_tpu.kernels.attention.narrow_pages import fitting, in_fitting_pages, price
 from kanawa_backends_tpu.kernels.attention.paged_kernel import paged_attention
+from kanawa_backends_tpu.kernels.attention.paged_layout import fitting, in_fitting_pages, price
 from kanawa_backends_tpu.kernels.attention.paged_plan import (
     DENSE_PAGE,
     KEYS,

@@ -33,7 +33,7 @@ from kanawa_backends_tpu.kernels.attention.flash.matmuls import (
     Base,
     tile_matmul,
 )
-from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
+from kanawa_backends_tpu.kernels.attention.flash.scalars import for_each_part, reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
 from kanawa_backends_tpu.kernels.attention.flash.windows import Windows
 
@@ -121,21 +121,11 @@ class BackwardKernel:
         self._add(refs, of, products, *groups[-1], i, j)
 
     def _parts(self, refs: dict[str, Any], of: Block, row: Any, i: Any, j: Any) -> None:
-        q, kv = self.tiles.q, self.tiles.kv
+        def visit(first: Any, key: Any) -> None:
+            scores, bent, dweights = self._products(refs, of, first, key, self.tiles.q.part, self.tiles.kv.part)
+            self._add(refs, of, (of.masking(scores, key, first), bent, dweights), first, key, i, j)
 
-        def one(index: Any, carry: None) -> None:
-            r, k = index // kv.parts, index % kv.parts
-            some, _ = reach_of_blocks(refs, self.tiles, self.problem.batch, row, i, j, (r, k))
-
-            @pl.when(some)
-            def visit() -> None:
-                first, key = pl.multiple_of(r * q.part, LANES), pl.multiple_of(k * kv.part, LANES)
-                scores, bent, dweights = self._products(refs, of, first, key, q.part, kv.part)
-                self._add(refs, of, (of.masking(scores, key, first), bent, dweights), first, key, i, j)
-
-            return carry
-
-        jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
+        for_each_part(refs, self.tiles, self.problem.batch, row, i, j, visit)
 
     def _products(
         self, refs: dict[str, Any], of: Block, first: Any, key: Any, rows: int, keys: int

@@ -25,7 +25,7 @@ from kanawa_backends_tpu.kernels.attention.flash.block import (
 )
 from kanawa_backends_tpu.kernels.attention.flash.masking import LANES
 from kanawa_backends_tpu.kernels.attention.flash.matmuls import ROWS_BY_ROWS, Base, tile_matmul
-from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
+from kanawa_backends_tpu.kernels.attention.flash.scalars import for_each_part, reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles
 
 #: Dimensions of the grid: those of the bias (rows, heads, blocks of queries and of keys), and of each how often it is
@@ -70,7 +70,9 @@ class BiasGradientKernel:
         @pl.when(some)
         def visit() -> None:
             store_columns(refs, OF_QUERIES)
-            self._parts(refs, block(refs, self.problem, self.tiles, at, queries_down=True), at)
+            of = block(refs, self.problem, self.tiles, at, queries_down=True)
+            add = functools.partial(self._add, refs, of)
+            for_each_part(refs, self.tiles, self.problem.batch, at.row, at.i, at.j, add)
 
         @pl.when(functools.reduce(jnp.logical_and, [step == count - 1 for step, count in shared]))
         def finish() -> None:
@@ -80,21 +82,6 @@ class BiasGradientKernel:
             elif columns == 1:
                 dbias = jnp.broadcast_to(jnp.sum(dbias, axis=1, keepdims=True), refs["dbias"].shape)
             refs["dbias"][...] = dbias.astype(refs["dbias"].dtype)
-
-    def _parts(self, refs: dict[str, Any], of: Block, at: _Place) -> None:
-        q, kv = self.tiles.q, self.tiles.kv
-
-        def one(index: Any, carry: None) -> None:
-            r, k = index // kv.parts, index % kv.parts
-            some, _ = reach_of_blocks(refs, self.tiles, self.problem.batch, at.row, at.i, at.j, (r, k))
-
-            @pl.when(some)
-            def visit() -> None:
-                self._add(refs, of, pl.multiple_of(r * q.part, LANES), pl.multiple_of(k * kv.part, LANES))
-
-            return carry
-
-        jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
 
     def _add(self, refs: dict[str, Any], of: Block, first: Any, key: Any) -> None:
         queries, keys = pl.ds(first, self.tiles.q.part), pl.ds(key, self.tiles.kv.part)

@@ -26,7 +26,7 @@ from kanawa_backends_tpu.kernels.attention.flash.block import (
 )
 from kanawa_backends_tpu.kernels.attention.flash.masking import HIDDEN, LANES
 from kanawa_backends_tpu.kernels.attention.flash.matmuls import ROWS_BY_COLUMNS, ROWS_BY_ROWS, Base, tile_matmul
-from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
+from kanawa_backends_tpu.kernels.attention.flash.scalars import for_each_part, reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
 from kanawa_backends_tpu.kernels.attention.flash.windows import Windows
 
@@ -99,21 +99,11 @@ class ForwardKernel:
         self._attend(refs, of, scores, *groups[-1])
 
     def _parts(self, refs: dict[str, Any], of: Block, row: Any, i: Any, j: Any) -> None:
-        q, kv = self.tiles.q, self.tiles.kv
+        def visit(first: Any, key: Any) -> None:
+            scores = self._scores(refs, of, first, key, self.tiles.q.part, self.tiles.kv.part)
+            self._attend(refs, of, of.masking(scores, first, key), first, key)
 
-        def one(index: Any, carry: None) -> None:
-            r, k = index // kv.parts, index % kv.parts
-            some, _ = reach_of_blocks(refs, self.tiles, self.problem.batch, row, i, j, (r, k))
-
-            @pl.when(some)
-            def visit() -> None:
-                first, key = pl.multiple_of(r * q.part, LANES), pl.multiple_of(k * kv.part, LANES)
-                scores = self._scores(refs, of, first, key, q.part, kv.part)
-                self._attend(refs, of, of.masking(scores, first, key), first, key)
-
-            return carry
-
-        jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
+        for_each_part(refs, self.tiles, self.problem.batch, row, i, j, visit)
 
     def _scores(self, refs: dict[str, Any], of: Block, first: Any, key: Any, rows: int, keys: int) -> jax.Array:
         scores = tile_matmul(refs["queries"][pl.ds(first, rows), :], refs["k"][pl.ds(key, keys), :], ROWS_BY_ROWS)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas as pl
 from kanawa.kernels.attention import operands as given_operands
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.mask_reach import Range, Ranges, predicates_of, reach
@@ -20,6 +21,7 @@ from kanawa.kernels.operation import Operands
 
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Side, Steps, Tiles
 
+_LANES = 128
 #: Segment ids of padding: unlike each other, and unlike any that a caller may give.
 _NO_QUERY, _NO_KEY = -(2**31) + 1, -(2**31)
 
@@ -175,6 +177,21 @@ def reach_of_blocks(
         first = j * tiles.kv.block + (0 if parts is None else kv_part * tiles.kv.part)
         some, every = some & (first < end), every & (first + size <= end)
     return some, every
+
+
+def for_each_part(
+    scalars: Mapping[str, Any], tiles: Tiles, batch: int, row: Any, i: Any, j: Any, body: Callable[[Any, Any], None]
+) -> None:
+    """Runs `body(first query, first key)` for each pair of parts of two blocks of which the mask leaves something."""
+    q, kv = tiles.q, tiles.kv
+
+    def one(index: Any, carry: None) -> None:
+        r, k = index // kv.parts, index % kv.parts
+        some, _ = reach_of_blocks(scalars, tiles, batch, row, i, j, (r, k))
+        pl.when(some)(lambda: body(pl.multiple_of(r * q.part, _LANES), pl.multiple_of(k * kv.part, _LANES)))
+        return carry
+
+    jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
 
 
 def row_end(scalars: Mapping[str, Any], tiles: Tiles, row: Any) -> Any:

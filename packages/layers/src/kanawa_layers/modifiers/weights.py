@@ -1,18 +1,73 @@
-"""`lora`, `dora`, `qlora`: adapters for the projections of any model; the learner, if any, trains only them.
+"""`int8`, `fp8`, `weight-only`, `lora`, `dora`, `qlora`: other forms of any model's weights, and adapters beside them.
 
-`lora-pool` adds empty slots for many of them, for serving.
+The learner, if any, trains only adapters. `lora-pool` adds empty slots for many of them, for serving.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import kanawa as kn
-from kanawa.contracts import Adapter, ParameterRule, Weighted
+from kanawa.contracts import Adapter, ParameterRule, Weighted, WeightForm
 from kanawa.errors import ConfigError
 
-from kanawa_layers.modifiers.weight_forms import set_form
+from kanawa_layers.tune.eight_bit_training import Fp8Training, Int8Training
 from kanawa_layers.tune.lora import DoRA, LoRA
 from kanawa_layers.tune.lora_pool import LoRAPool
-from kanawa_layers.tune.weight_only import NF4Weights
+from kanawa_layers.tune.weight_only import Int4Weights, Int8Weights, NF4Weights
+
+
+class EightBitTraining(kn.Modifier):
+    """Trains with eight-bit matmuls of every weight under `targets`; weights are stored as fp32."""
+
+    class Config(kn.Modifier.Config):
+        targets: tuple[str, ...] = ("**",)
+
+    form: ClassVar[type[Int8Training] | type[Fp8Training]]
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with every weight under `targets` multiplied in eight bits."""
+        return set_form(cfg, self.form.Config(), self.config.targets)
+
+
+class Int8Modifier(EightBitTraining):
+    """`int8`: trains with int8 matmuls; weights are stored as fp32."""
+
+    form = Int8Training
+
+
+class Fp8Modifier(EightBitTraining):
+    """`fp8`: trains with fp8 matmuls, e4m3 forward and e5m2 for gradients; weights are stored as fp32."""
+
+    form = Fp8Training
+
+
+class WeightOnlyModifier(kn.Modifier):
+    """`weight-only`: stores weights in 8 or 4 bits for inference; convert a checkpoint with `from_plain`."""
+
+    class Config(kn.Modifier.Config):
+        bits: Literal[8, 4] = 8
+        group_size: kn.Size | None = None
+        targets: tuple[str, ...] = ("**",)
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with every weight under `targets` stored as integers; None is the format's group size."""
+        own = self.config
+        form = Int8Weights.Config() if own.bits == 8 else Int4Weights.Config()
+        if own.group_size is not None:
+            form.set(group_size=own.group_size)
+        return set_form(cfg, form, own.targets)
+
+
+def set_form(cfg: kn.Config, form: WeightForm.Config, targets: tuple[str, ...]) -> kn.Config:
+    """Returns `cfg` with `form` in every weighted module under `targets`.
+
+    Raises ConfigError where a target has none.
+    """
+    for where in targets:
+        if not kn.replace(cfg, target=Weighted, edit=lambda node: node.set(form=form), where=where):
+            message = f"everything under {where!r} already has this form of weights: {type(form).__qualname__}"
+            raise ConfigError(message)
+    return cfg
+
 
 #: Parameters of all adapters.
 _ADAPTERS = "**.adapter.**"

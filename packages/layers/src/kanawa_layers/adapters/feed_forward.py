@@ -1,4 +1,4 @@
-"""A feed-forward computed by another library's module with parameters of ours.
+"""A feed-forward computed by an Equinox or Flax NNX module with parameters of ours.
 
 Each array of the foreign module is one parameter of this layer: initialised from our key, sharded by our rules, in our
 checkpoints and optimizer state under its own path.
@@ -10,7 +10,7 @@ import functools
 import importlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -123,3 +123,92 @@ def library(name: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         message = f"{name} is not installed: pip install 'kanawa-layers[{extra}]'"
         raise UsageError(message) from error
+
+
+class EquinoxFeedForward(AdaptedFeedForward):
+    """Applies an Equinox module to each token, as Equinox modules expect: one example, `jax.vmap` around.
+
+    `key=kn.FROM_PARENT` among the module's arguments is our key. `draws` says that it also takes a key when called, as
+    dropout does; outside of training it is in inference mode. State (`eqx.nn.State`) is not supported.
+    """
+
+    class Config(AdaptedFeedForward.Config):
+        draws: bool = False
+
+    @kn.nowrap
+    def arrays(self, key: jax.Array) -> dict[str, jax.Array]:
+        """Returns the module's floating arrays."""
+        eqx = library("equinox", "equinox")
+        params, _ = eqx.partition(self._build_foreign(key=key), eqx.is_inexact_array)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+        return {parameter_name(path): leaf for path, leaf in leaves}
+
+    def call(self, tokens: Float[Array, "N E"], values: dict[str, jax.Array]) -> Float[Array, "N E"]:
+        """Returns the module's output for each token."""
+        eqx = library("equinox", "equinox")
+        module: Callable[..., jax.Array] = eqx.nn.inference_mode(self._with(values), not self.train)
+        if not (self.config.draws and self.train):
+            return jax.vmap(module)(tokens)
+        keys = jax.random.split(self.next_key(), tokens.shape[0])
+        return jax.vmap(lambda token, key: module(token, key=key))(tokens, keys)
+
+    def _with(self, values: dict[str, jax.Array]) -> Any:
+        """Returns the module with its arrays replaced by these."""
+        eqx = library("equinox", "equinox")
+        # Abstract, since the arrays it would draw are replaced at once.
+        abstract = eqx.filter_eval_shape(lambda key: self._build_foreign(key=key), jax.random.key(0))
+
+        def filled(path: tuple[Any, ...], leaf: Any) -> Any:
+            if not isinstance(leaf, jax.ShapeDtypeStruct):
+                return leaf
+            name = parameter_name(path)
+            if name not in values:
+                message = f"{self.path}: {self._callee} holds {name}, {leaf.dtype}: only floating arrays can be trained"
+                raise ModuleError(message)
+            return values[name]
+
+        return jax.tree_util.tree_map_with_path(filled, abstract)
+
+
+class NNXFeedForward(AdaptedFeedForward):
+    """Applies an NNX module to all tokens at once; `rngs=kn.FROM_PARENT` among its arguments are our key.
+
+    Its `nnx.Param`s are trained. Other variables, such as batch statistics and dropout's random state, are not
+    supported: raises ModuleError naming them.
+    """
+
+    @kn.nowrap
+    def arrays(self, key: jax.Array) -> dict[str, jax.Array]:
+        """Returns the module's parameters."""
+        _, params = self._split(key)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+        return {_name(path): leaf for path, leaf in leaves}
+
+    def call(self, tokens: Float[Array, "N E"], values: dict[str, jax.Array]) -> Float[Array, "N E"]:
+        """Returns the module's output."""
+        graphs: list[Any] = []
+
+        def describe(key: jax.Array) -> Any:
+            graph, params = self._split(key)
+            graphs.append(graph)  # It is static, so a traced function can't return it.
+            return params
+
+        params = jax.eval_shape(describe, jax.random.key(0))
+        params = jax.tree_util.tree_map_with_path(lambda path, _: values[_name(path)], params)
+        module: Callable[..., jax.Array] = library("flax.nnx", "flax").merge(graphs[0], params)
+        return module(tokens)
+
+    def _split(self, key: jax.Array) -> tuple[Any, Any]:
+        """Returns the module's graph and its parameters."""
+        nnx = library("flax.nnx", "flax")
+        graph, params, rest = nnx.split(self._build_foreign(rngs=nnx.Rngs(key)), nnx.Param, ...)
+        others = sorted(".".join(map(str, path)) for path, _ in nnx.to_flat_state(rest))
+        if others:
+            message = f"{self.path}: {self._callee} holds variables that aren't parameters: {', '.join(others)}"
+            raise ModuleError(message)
+        return graph, params
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """Returns a parameter's name, without the attribute of the variable that holds its array."""
+    return parameter_name(path[:-1] if str(path[-1]) == ".value" else path)
