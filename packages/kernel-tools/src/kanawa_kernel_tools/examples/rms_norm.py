@@ -1,6 +1,7 @@
 """Norms that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
