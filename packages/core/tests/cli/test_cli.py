@@ -138,12 +138,20 @@ def test_an_error_of_a_plugin_is_one_line_and_names_it(capsys, plugin_verb):
 
 
 def test_an_error_of_our_own_is_a_bug_with_its_traceback(capsys, monkeypatch):
+    monkeypatch.setattr("kanawa.cli.verbs.listing.kind_named", int)
+    assert main(["list", "layers"]) == 1
+    error = capsys.readouterr().err
+    assert "ValueError" in error
+    assert "Traceback" in error
+    assert "this is a bug" in error
+
+
+def test_an_error_in_a_file_of_the_user_is_not_called_ours(capsys, monkeypatch):
     monkeypatch.setattr("kanawa.cli.verbs.listing.kind_named", lambda word: 1 / 0)
     assert main(["list", "layers"]) == 1
     error = capsys.readouterr().err
-    assert "ZeroDivisionError" in error
-    assert "Traceback" in error
-    assert "this is a bug" in error
+    assert error.startswith("kanawa: error: ZeroDivisionError: division by zero\n  raised in ")
+    assert "test_cli.py, line " in error and "this is a bug" not in error
 
 
 BAD_VERBS = """

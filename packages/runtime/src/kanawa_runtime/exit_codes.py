@@ -3,6 +3,7 @@
 `kanawa train` ends by it, `kanawa launch` judges by it, help texts and the documentation print it.
 """
 
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -13,6 +14,8 @@ DONE, USAGE, STOPPED, FIRST_INFRASTRUCTURE, LAST = 0, 2, 42, 127, 255
 #: Systems count it, as they do a kill: where a process always crashes, Kubernetes may see the code of a peer first,
 #: and what isn't counted would start for ever. The codes of signals end at 192.
 LOST = 200
+#: As a shell reports a program that is there and can't be executed.
+NOT_STARTED = 126
 #: What a shell reports for a process that a signal ended is this plus the signal's number.
 SIGNAL_BASE = 128
 
@@ -67,6 +70,26 @@ def gang_code(codes: Iterable[int]) -> int:
         if of_kind:
             return max(of_kind)
     return DONE
+
+
+def code_text(code: int) -> str:
+    """Returns a code as a person reads it, a signal by its name."""
+    name = {number + SIGNAL_BASE: number.name for number in signal.Signals}.get(code)
+    return f"exit code {code}" if name is None else f"exit code {code} ({name})"
+
+
+def ended_text(codes: Sequence[int]) -> str:
+    """Returns how the processes of a gang ended, each by its rank."""
+    ranks: dict[int, list[int]] = {}
+    for rank, code in enumerate(codes):
+        ranks.setdefault(code, []).append(rank)
+    every = [(f"process{'es' * (len(who) > 1)} {_listed(who)}", code_text(code)) for code, who in ranks.items()]
+    return ", ".join(f"{who} ended with {code}" for who, code in every)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    most = 8
+    return ", ".join(map(str, ranks[:most])) + f" and {len(ranks) - most} more" * (len(ranks) > most)
 
 
 def saved_by_all(codes: Sequence[int]) -> bool:

@@ -15,16 +15,16 @@ from kanawa_runtime.train.batches import DataReadError
 @pytest.mark.parametrize(
     ("error", "job", "code"),
     [
-        (LeaseHeldError, "", 2),
+        (LeaseHeldError, "", LOST),
         (LeaseHeldError, "seven", LOST),
-        (StorageError, "", 1),
+        (StorageError, "", LOST),
         (StorageError, "seven", LOST),
         (CheckpointUnreadableError, "seven", LOST),
         (StorageRefusedError, "seven", 2),
         (UsageError, "seven", 2),
     ],
 )
-def test_only_a_job_is_started_again(monkeypatch, capsys, error, job, code):
+def test_what_may_pass_is_worth_another_start_in_a_job_and_at_a_terminal(monkeypatch, capsys, error, job, code):
     def fails(args, screen):
         message = "the run is held"
         raise error(message)
@@ -32,7 +32,8 @@ def test_only_a_job_is_started_again(monkeypatch, capsys, error, job, code):
     monkeypatch.setenv("KANAWA_JOB", job)
     monkeypatch.setattr(train, "_train", fails)
     assert main(["train", "quickstart"]) == code
-    assert "the run is held" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the run is held" in said and ("nothing is lost" in said) == (code == LOST)
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.EIO, LOST), (errno.ESTALE, LOST), (errno.ENOENT, 1)])

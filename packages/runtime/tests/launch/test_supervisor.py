@@ -1,5 +1,6 @@
 """The supervisor with processes of a few lines: restarts, signals, and that nothing is left."""
 
+import errno
 import json
 import os
 import signal
@@ -73,33 +74,43 @@ def test_all_done(tmp_path):
 def test_all_start_again_when_one_is_killed(tmp_path):
     code, told, state = supervise(tmp_path, "42,0;kill,0")
     assert (code, state["state"], state["restarts"]) == (0, "done", 1)
-    assert told == ["exit codes 42, 137: starting all of them again in 0 s, restart 1 of 5"]
+    assert told == [
+        "process 1 of 2 failed first, with exit code 137 (SIGKILL): process 1 says kill\n"
+        f"its log is {tmp_path}/launch/attempt-1/rank-1.log",
+        "process 0 ended with exit code 42, process 1 ended with exit code 137 (SIGKILL): "
+        "starting all of them again in 0 s, restart 1 of 5",
+    ]
     assert [attempt["exit_codes"] for attempt in state["attempts"]] == [[42, 137], [0, 0]]
 
 
 def test_one_that_hangs_when_another_is_lost_is_killed_with_its_children(tmp_path):
     code, told, _ = supervise(tmp_path, "hang,0;kill,0", settle_seconds=0.5)
     assert code == 0
-    assert told[0] == "processes 0 haven't ended in time: they are killed"
+    assert told[0].startswith("process 1 of 2 failed first, with exit code 137 (SIGKILL)")
+    assert told[1] == "processes 0 haven't ended in time: they are killed"
     assert not alive(int((tmp_path / "child-0").read_text()))
 
 
 def test_what_is_permanent_is_not_tried_again(tmp_path):
     code, told, state = supervise(tmp_path, "42;2")
-    assert (code, told, state["state"]) == (2, [], "failed")
+    assert (code, state["state"]) == (2, "failed")
+    assert told[0].startswith("process 1 of 2 failed first, with exit code 2: process 1 says 2\n")
+    assert told[1].endswith("2 is permanent, the same command would fail the same way")
+    assert "process 1 says 2; logs in" in LocalLauncher.Config().build().status(str(tmp_path)).detail
 
 
 def test_restarts_are_bounded(tmp_path):
     code, told, state = supervise(tmp_path, "kill", retries=2)
     assert (code, state["restarts"], len(state["attempts"])) == (137, 2, 3)
-    assert told[-1] == "exit codes 137: no restarts are left of 2"
+    assert told[-1] == "process 0 ended with exit code 137 (SIGKILL): no restarts are left of 2"
 
 
 def test_stops_that_saved_everything_cost_no_restart(tmp_path):
     code, told, state = supervise(tmp_path, "42,42,42,42,0;42,42,200,42,0", retries=1)
     assert (code, state["restarts"], state["stops"], len(state["attempts"])) == (0, 1, 3, 5)
-    assert told[0] == "exit codes 42, 42: starting all of them again in 0 s, stop 1, saved"
-    assert told[2] == "exit codes 42, 200: starting all of them again in 0 s, restart 1 of 1"
+    assert told[0] == "processes 0, 1 ended with exit code 42: starting all of them again in 0 s, stop 1, saved"
+    again = "starting all of them again in 0 s, restart 1 of 1"
+    assert told[2] == f"process 0 ended with exit code 42, process 1 ended with exit code 200: {again}"
     assert told[3].endswith("stop 3, saved")
     line = LocalLauncher.Config().build().status(str(tmp_path)).line()
     assert line.startswith("done, restarts 1, stops 3, exit code 0")
@@ -151,7 +162,7 @@ def test_a_killed_supervisor_leaves_no_process_behind(tmp_path):
     while any(map(alive, facts["pids"])) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, facts["pids"]))
-    assert launcher.status(name).line().startswith("failed, its supervisor was killed; start it again")
+    assert launcher.status(name).line().startswith("failed, its supervisor was killed, or its disk took no last word")
     # What they had started themselves is nobody's any more.
     for path in tmp_path.glob("child-*"):
         os.kill(int(path.read_text()), signal.SIGKILL)
@@ -211,3 +222,57 @@ def test_a_disk_that_takes_no_state_ends_no_gang(tmp_path):
     (folder / "state.json.part").mkdir()
     assert Supervisor(job(tmp_path, "0"), folder, told.append).run() == 0
     assert any("the job's state can't be written, the gang keeps running" in line for line in told)
+
+
+def test_a_full_disk_ends_no_job_and_the_end_is_known(tmp_path, monkeypatch):
+    """After the first attempt no folder and no file can be made; what lies there can be written over."""
+    told, shown = [], []
+    folder = folder_of(tmp_path)
+    folder.mkdir()
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def tell(line):
+        told.append(line)
+        monkeypatch.setattr(Path, "mkdir", full)
+        monkeypatch.setattr(Path, "write_text", full)
+
+    lost = "print('kanawa: error: the disk is full'); raise SystemExit(200)"
+    wanted = Job(name="full", command=[sys.executable, "-c", lost], run=str(tmp_path), retries=3)
+    assert Supervisor(wanted, folder, tell, shown.append, backoff_seconds=0.01).run() == 200
+    assert any("no logs are kept, the gang keeps running: [Errno 28]" in line for line in told)
+    assert told[-1] == "process 0 ended with exit code 200: no restarts are left of 3"
+    assert b"".join(shown).count(b"the disk is full") == 4
+    status = LocalLauncher.Config().build().status(str(tmp_path))
+    assert (status.state, status.restarts, status.exit_code) == ("failed", 3, 200)
+
+
+def test_a_program_that_is_not_there_is_not_tried_again(tmp_path):
+    told = []
+    folder = folder_of(tmp_path)
+    folder.mkdir()
+    missing = Job(name="missing", command=["no-such-program"], run=str(tmp_path), retries=3)
+    assert Supervisor(missing, folder, told.append).run() == 126
+    assert told[0] == "no-such-program can't be started: No such file or directory"
+
+
+FIRST_WORDS = """
+import sys, time
+if sys.argv[sys.argv.index("--process-id") + 1] == "1":
+    print("kanawa: error: row 7 of the data is no JSON")
+    sys.exit(1)
+time.sleep(0.5)
+print("another process of this run was lost")
+sys.exit(200)
+"""
+
+
+def test_the_one_that_failed_is_named_before_the_others_say_that_they_lost_it(tmp_path):
+    said = []
+    folder = folder_of(tmp_path)
+    folder.mkdir()
+    gang = Job(name="gang", command=[sys.executable, "-c", FIRST_WORDS], run=str(tmp_path), processes_per_host=2)
+    assert Supervisor(gang, folder, said.append, lambda output: said.append(output.decode())).run() == 1
+    assert said[0].startswith("process 1 of 2 failed first, with exit code 1: row 7 of the data is no JSON\nits log is")
+    assert said[1] == "another process of this run was lost\n"

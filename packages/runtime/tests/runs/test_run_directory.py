@@ -1,5 +1,6 @@
 """What may and may not be opened as a run."""
 
+import errno
 import json
 import os
 import resource
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kanawa.config import REQUIRED, Config, Configurable, digest, to_json
-from kanawa.contracts import LeaseHeldError
+from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
 from kanawa_runtime.checkpoint import ShardedCheckpointer
 from kanawa_runtime.runs.run_directory import RunDirectory, RunDirectoryError, read_config
 
@@ -159,6 +160,27 @@ def test_a_full_disk_is_reported_before_anything_starts(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     RunDirectory.open(tmp_path, _config()).close()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, 200), (errno.EROFS, 200), (errno.EIO, 200), (errno.ESTALE, 200), (errno.EACCES, 2)],
+)
+@pytest.mark.parametrize("call", ["write", "fsync", "mkdir"])
+def test_storage_that_cannot_be_written_at_the_start_is_worth_another_start(tmp_path, monkeypatch, number, code, call):
+    def refuse(*arguments, **options):
+        raise OSError(number, os.strerror(number))
+
+    target = Path if call == "mkdir" else os
+    monkeypatch.setattr(target, {"write": "open", "fsync": "fsync", "mkdir": "mkdir"}[call], refuse)
+    with pytest.raises((RunDirectoryError, StorageError)) as caught:
+        RunDirectory.open(tmp_path / "run", _config())
+    monkeypatch.undo()
+    if isinstance(caught.value, RunDirectoryError):
+        assert caught.value.exit_code == code
+    else:
+        # As the verb judges it.
+        assert isinstance(caught.value, StorageRefusedError) == (code == 2)
 
 
 def test_a_path_that_cannot_be_a_directory(tmp_path: Path) -> None:

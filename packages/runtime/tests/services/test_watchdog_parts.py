@@ -1,12 +1,23 @@
 """The watchdog's parts that need no gang: what sections may take, who is to blame, what a page says."""
 
 import os
+import subprocess
+import sys
+import time
 
-import pytest
 from kanawa.testing.service import ServiceConformance
 from kanawa_runtime.services.watchdog import Watchdog
 from kanawa_runtime.services.watchdog.beacon import Allowance, Beacon
-from kanawa_runtime.services.watchdog.sidecar import LOCKED, STALLED, STOPPED, WAITING, Sidecar, read_page, suspected
+from kanawa_runtime.services.watchdog.sidecar import (
+    LOCKED,
+    STALLED,
+    STOPPED,
+    WAITING,
+    Sidecar,
+    process_state,
+    read_page,
+    suspected,
+)
 
 
 class TestWatchdog(ServiceConformance):
@@ -43,10 +54,7 @@ def test_a_wait_for_data_may_end_with_a_wait_for_the_step():
 
 
 def sidecar(tmp_path, parent):
-    for name in ("page", "stacks"):
-        (tmp_path / name).touch()
-    files = {name: str(tmp_path / name) for name in ("page", "stacks", "folder")}
-    return Sidecar(files | {"pid": parent})
+    return Sidecar({"pid": parent, "folder": str(tmp_path / "folder")})
 
 
 def test_records_of_a_run_that_was_here_before_ask_nobody_to_end(tmp_path):
@@ -60,13 +68,30 @@ def test_records_of_a_run_that_was_here_before_ask_nobody_to_end(tmp_path):
     assert watching._read_verdicts() == [{"rank": 0}]
 
 
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_who_is_killed_leaves_no_files(tmp_path, monkeypatch, is_gone):
-    watching = sidecar(tmp_path, os.getppid() + is_gone)
-    monkeypatch.setattr(watching, "_is_over", lambda: True)
-    watching.watch()
-    # One that goes on, or closes, needs them.
-    assert [(tmp_path / name).exists() for name in ("page", "stacks")] == [not is_gone] * 2
+WATCHED = """
+import os, sys, time
+from types import SimpleNamespace
+from kanawa_runtime.services.watchdog import Watchdog
+
+service = Watchdog.Config(alone=True).build()
+service.section(SimpleNamespace(directory=sys.argv[1], attempt=1), "step", 1)
+os.write(1, str(service._watched._process.pid).encode())
+time.sleep(1000)
+"""
+
+
+def test_a_killed_process_leaves_no_files(tmp_path):
+    temporary, run = tmp_path / "tmp", tmp_path / "run"
+    temporary.mkdir()
+    command = [sys.executable, "-c", WATCHED, str(run)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        watching = int(os.read(process.stdout.fileno(), 20))
+        process.kill()
+    deadline = time.monotonic() + 60
+    while process_state(watching) not in ("", "Z") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
 
 
 def verdict(rank, state, step):
@@ -83,16 +108,13 @@ def test_the_one_that_keeps_the_others_waiting_is_named():
     assert suspected([]) == []
 
 
-def test_a_page_says_what_was_written_last(tmp_path):
-    from pathlib import Path
-
+def test_a_page_says_what_was_written_last():
     beacon = Beacon()
     try:
-        assert read_page(Path(beacon.path)) is None
+        assert read_page(beacon.file.fileno()) is None
         beacon.enter("compile", 7, 30.0)
-        page = read_page(Path(beacon.path))
+        page = read_page(beacon.file.fileno())
         assert (page["section"], page["step"]) == ("compile", 7)
         assert page["deadline"] - page["entered"] == 30.0
     finally:
         beacon.close()
-    assert read_page(tmp_path / "none") is None

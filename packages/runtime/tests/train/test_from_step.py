@@ -5,7 +5,7 @@ import tiny_lm
 from kanawa.composition.experiment import compose
 from kanawa.contracts import Checkpointer, CheckpointError
 from kanawa_runtime.checkpoint import CheckpointNotFoundError
-from kanawa_runtime.commands.train import _without_from_step
+from kanawa_runtime.commands.train import _to_type_again
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import LineScreen
@@ -59,9 +59,11 @@ def test_a_checkpointer_without_a_way_back_says_so(tmp_path):
         checkpointer.go_back(1)
 
 
-@pytest.mark.parametrize("words", [["--from-step", "3"], ["--from-step=3"], ["--from", "3"], []])
+@pytest.mark.parametrize(
+    "words", [["--from-step", "3"], ["--from-step=3"], ["--from", "3"], ["--coordinator", "a:1", "--process-id=1"], []]
+)
 def test_the_command_to_go_on_does_not_go_back_again(words):
-    assert _without_from_step(["train", "tiny", *words, "--run", "a"]) == ["train", "tiny", "--run", "a"]
+    assert _to_type_again(["train", "tiny", *words, "--run", "a"]) == ["train", "tiny", "--run", "a"]
 
 
 @pytest.mark.parametrize("name", ["00060", "٤", "²", "6 ", "+6"])

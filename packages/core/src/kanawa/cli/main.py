@@ -110,14 +110,17 @@ def _text(error: BaseException) -> str:
 
 
 def _plugin_behind(error: BaseException) -> list[str]:
-    """Returns a line with the plugin of others whose code an error came through; none where there was no such code."""
-    from kanawa.plugins.fault import how_to_skip, plugin_behind
+    """Returns a line with the plugin or the user's file that an error came through; none without such code."""
+    from kanawa.plugins.fault import foreign_code_behind, how_to_skip, plugin_behind
 
     try:
         state = plugin_behind(error)
     except PluginError:  # plugins are errors (KANAWA_STRICT_PLUGINS), or the host was still being asked
         return []
-    return [] if state is None else [f"  {how_to_skip(state)}"]
+    if state is not None:
+        return [f"  {how_to_skip(state)}"]
+    place = None if isinstance(error, KanawaError) else foreign_code_behind(error)
+    return [] if place is None else [f"  raised in {place}; --traceback shows what called it"]
 
 
 def _notes(error: BaseException) -> list[str]:

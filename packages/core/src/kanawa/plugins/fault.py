@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Iterator
 
@@ -18,6 +19,20 @@ def plugin_behind(error: BaseException) -> ComponentState | None:
             owners.setdefault(state.value.partition(":")[0].partition(".")[0], state)
     packages = (package for each in _chain(error) for package in _packages_inside_out(each))
     return next((owners[package] for package in packages if package in owners), None)
+
+
+def foreign_code_behind(error: BaseException) -> str | None:
+    """Returns the place in a user's own files where an error arose; None where Kanawa, or what it called, raised it."""
+    libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    for each in _chain(error):
+        for frame, line in reversed(list(traceback.walk_tb(each.__traceback__))):
+            package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            file = frame.f_code.co_filename
+            if package == "kanawa" or package.startswith("kanawa_"):
+                break
+            if not (file.startswith(("<", *libraries)) or "-packages" in file):
+                return f"{file}, line {line}, in {frame.f_code.co_name}"
+    return None
 
 
 def how_to_skip(state: ComponentState) -> str:

@@ -457,6 +457,12 @@ class BackgroundCheckpointer(Checkpointer):
             pass  # what failed says more
         return None
 
+    def _advice(self) -> str:
+        """Returns what to do about a save that failed."""
+        if isinstance(self.directory, Path) and not self.directory.parent.is_dir():
+            return f"The run's folder {self.directory.parent} is gone: put it back, or start again in another one"
+        return "Free space or fix permissions"
+
     def _failed(self, pending: Pending, error: BaseException) -> CheckpointSaveError:
         """Reports a failed save and returns the error to raise."""
         # Not saved after all: asking for the same step again must not be taken for done.
@@ -469,7 +475,7 @@ class BackgroundCheckpointer(Checkpointer):
         intact = f"older checkpoints are intact: {kept}" if kept else "there is no older checkpoint"
         message = (
             f"checkpoint {pending.step} could not be saved to {place}: {reason}; {intact}. "
-            "Free space or fix permissions; the next save starts afresh"
+            f"{self._advice()}; the next save starts afresh"
         )
         logger.error("%s", message)
         self.on_event("checkpoint_failed", {"step": pending.step, "path": place, "error": reason})

@@ -33,6 +33,8 @@ class CheckpointStructureError(CheckpointError, UsageError):
 
 #: These are about what is there, and so is damage.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+#: No other start mends these: a name, or rights.
+_PERMANENT = {*_DAMAGE, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
 #: How tensorstore, which raises ValueError for everything, quotes the system's number.
 _QUOTED = re.compile(r"os_error_code='?(\d+)")
 
@@ -45,6 +47,11 @@ def is_storage_failure(error: BaseException) -> bool:
         return error.errno is not None and error.errno not in _DAMAGE
     number = quoted_number(error)
     return number is not None and number not in _DAMAGE
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether what the system said of a file may be over by itself: a full or read-only disk, I/O, a stale handle."""
+    return error.errno is not None and error.errno not in _PERMANENT
 
 
 def quoted_number(error: BaseException) -> int | None:

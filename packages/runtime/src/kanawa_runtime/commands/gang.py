@@ -59,11 +59,12 @@ def leave_gang(reason: str) -> None:
     """
     from kanawa.cli.output import write_message
 
+    if os.environ.get("KANAWA_JOB"):
+        then = "this one ends, and what launched them judges by the one that failed first"
+    else:
+        then = "start all of them again with the same command, and the run resumes from its newest checkpoint"
     try:
-        write_message(
-            f"kanawa: another process of this run was lost ({reason}). Nothing is wrong with this one: start all of "
-            "them again with the same command, and the run resumes from its newest checkpoint"
-        )
+        write_message(f"kanawa: another process of this run was lost ({reason}): {then}")
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

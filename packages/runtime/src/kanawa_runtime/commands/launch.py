@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,9 @@ def run(args: argparse.Namespace) -> int:
     from kanawa.config import to_text
 
     launcher = _launcher(args)
+    if sys.argv[1:2] == ["launch"]:
+        # What a process of the job says to type when it was stopped.
+        os.environ["KANAWA_RESUME"] = shlex.join(["kanawa", *sys.argv[1:]])
     if args.options:
         write(to_text(launcher.config))
         return 0

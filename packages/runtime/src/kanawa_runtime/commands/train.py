@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kanawa_runtime.train.screen import Screen
 
 _INTERRUPTED, _TERMINATED = 130, 143
+_NOT_AGAIN = ("--from-step", "--coordinator", "--processes", "--process-id")
 
 
 def command() -> Command:
@@ -122,7 +123,7 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
 
 
 def _start_again_if_it_passes(error: Exception) -> None:
-    """Marks errors that a restart may cure as retriable for a job; at a terminal they stay errors.
+    """Marks errors that a restart may cure as worth one, in a job and at a terminal.
 
     Its run is held: the last attempt may be cut off, and will end by itself soon. Or a storage fails, the data's too.
     """
@@ -131,13 +132,16 @@ def _start_again_if_it_passes(error: Exception) -> None:
     from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError, is_storage_failure
     from kanawa_runtime.train.batches import DataReadError
 
-    if not os.environ.get("KANAWA_JOB") or isinstance(error, StorageRefusedError):
+    if isinstance(error, StorageRefusedError):
         return
     if isinstance(error, LeaseHeldError | StorageError | CheckpointUnreadableError):
         error.exit_code = LOST
     elif isinstance(error, DataReadError) and is_storage_failure(error.__cause__ or error):
         # Files that are gone are no failure of a storage, and don't come back.
         error.exit_code = LOST
+    else:
+        return
+    error.add_note("this may pass, and nothing is lost: the same command resumes the run from its newest checkpoint")
 
 
 def _leave_if_peer_lost(args: argparse.Namespace, screen: Screen, error: Exception) -> None:
@@ -219,17 +223,18 @@ def _is_primary(args: argparse.Namespace) -> bool:
 
 def _typed() -> str:
     """Returns the command as it was typed, which resumes the run; empty where none was (a call from Python)."""
+    launched = os.environ.get("KANAWA_RESUME")
     words = sys.argv[1:]
-    return shlex.join(["kanawa", *_without_from_step(words)]) if words[:1] == ["train"] else ""
+    return launched or (shlex.join(["kanawa", *_to_type_again(words)]) if words[:1] == ["train"] else "")
 
 
-def _without_from_step(words: list[str]) -> list[str]:
-    """Returns the words without --from-step: typed again, it would go back once more."""
+def _to_type_again(words: list[str]) -> list[str]:
+    """Returns the words without --from-step, which would go back once more, and without those of an ended gang."""
     kept: list[str] = []
     skip = False
     for word in words:
         name, equals, _ = word.partition("=")
-        is_option = len(name) > len("--") and "--from-step".startswith(name)
+        is_option = len(name) > len("--") and any(option.startswith(name) for option in _NOT_AGAIN)
         if not skip and not is_option:
             kept.append(word)
         skip = is_option and not equals

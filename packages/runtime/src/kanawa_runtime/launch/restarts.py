@@ -6,6 +6,7 @@ from kanawa_runtime.exit_codes import gang_code, saved_by_all, verdict
 
 #: An attempt that lasted so long was no part of a crash loop: the next one starts without delay.
 _STEADY_SECONDS = 600.0
+_MOST_CHARACTERS = 500
 
 
 class Restarts:
@@ -38,3 +39,10 @@ class Restarts:
     def last(self, codes: Sequence[int]) -> str:
         """Returns what the newest start is counted as, for people."""
         return f"stop {self.stops}, saved" if saved_by_all(codes) else f"restart {self.lost} of {self.retries}"
+
+
+def reason_of(output: str) -> str:
+    """Returns the line in which a process says why it ended: its error, else the last one that it wrote."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("kanawa: error:")] or lines
+    return said[-1].removeprefix("kanawa: error: ")[:_MOST_CHARACTERS] if said else ""

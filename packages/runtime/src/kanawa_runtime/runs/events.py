@@ -43,10 +43,13 @@ class EventLog:
         self._lock = threading.Lock()
         self._held: list[bytes] = []
         self._descriptor: int | None = None
+        #: The newest step that an earlier attempt recorded.
+        self.last_step = 0
         before = 0
         if path is not None:
             mend_torn_line(path)
-            before = last_attempt(read_events(path))
+            records = read_events(path)
+            before, self.last_step = last_attempt(records), max(step_records(records), default=0)
             # A descriptor, not a file object: one write is one system call, which a kill can't cut into two.
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self.attempt = before + 1 if attempt is None else attempt

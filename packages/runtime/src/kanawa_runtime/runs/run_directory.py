@@ -20,6 +20,8 @@ from kanawa.errors import ConfigError, UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
 
 from kanawa_runtime.checkpoint.agreement import of_primary
+from kanawa_runtime.checkpoint.errors import may_pass
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.checkpoint.layout import EVENTS as EVENTS
 from kanawa_runtime.checkpoint.roots.objects import commits_lease
 from kanawa_runtime.checkpoint.tiers import RUN_ID, open_root
@@ -393,9 +395,12 @@ def _damaged(path: Path, reason: str) -> RunDirectoryError:
 
 
 def unwritable(path: Path | str, error: OSError) -> RunDirectoryError:
-    """Returns the error for what can't be written before the first step."""
+    """Returns the error for what can't be written before the first step, worth another start unless no start helps."""
     message = (
-        f"{path} can't be written: {error.strerror or error}; nothing was started. "
+        f"{path} can't be written: {error.strerror or error}; nothing was started, and nothing is lost. "
         "Free space, fix its permissions, or choose another --run directory"
     )
-    return RunDirectoryError(message)
+    refused = RunDirectoryError(message)
+    if may_pass(error):
+        refused.exit_code = LOST
+    return refused

@@ -19,7 +19,7 @@ LOCK = ".versions.lock"
 #: It is held for one small write; a process that was suspended there holds it until it continues or dies.
 _LOCK_SECONDS = 5.0
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
-_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_REFUSED = {errno.EACCES, errno.EPERM}
 
 
 class LocalStorage(Storage):

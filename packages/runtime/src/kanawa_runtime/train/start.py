@@ -102,6 +102,10 @@ def start(attempt: Attempt) -> Started:
         origin = Origin("branched" if is_branch else "resumed", restored.step, place)
         state = _state_of(restored, abstract_state)
     screen.say(origin.sentence())
+    lost = attempt.run.events().last_step - origin.step
+    if lost > 0 and attempt.from_step is None:
+        steps = f"steps {origin.step + 1} to {origin.step + lost}" if lost > 1 else f"step {origin.step + 1}"
+        screen.say(f"{lost} step{'s' * (lost > 1)} of the last attempt were not saved: {steps} are taken again")
     journal.started(origin.step)
     kernels = KernelRecord.of({} if restored is None else restored.meta, jax.default_backend())
     where, cfg = kernels.applied(attempt.prepared.environment), attempt.config

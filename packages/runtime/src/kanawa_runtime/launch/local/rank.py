@@ -7,29 +7,97 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import IO, cast
 
+from kanawa_runtime.exit_codes import shell_code
 from kanawa_runtime.launch.job import Job, chips_per_host, device_environment, joining, processes, target
 
 _PR_SET_PDEATHSIG = 1
+_END_BYTES, _MOST_UNREAD_BYTES = 16_384, 1 << 22
+_LAST_WORDS_SECONDS = 2.0
 
 
-def start_rank(job: Job, index: int, coordinator: str, attempt: int, log: Path) -> subprocess.Popen[bytes]:
-    """Starts process `index` in a session of its own, its output in `log`."""
-    command = [*job.command, *joining(job, coordinator, str(index))]
-    if command[0] == "kanawa":
-        # The one of this interpreter, whatever else is on PATH; and no module of the working folder in its place.
-        command[:1] = [sys.executable, "-P", "-m", "kanawa.cli"]
-    with log.open("ab") as output:
-        return subprocess.Popen(
+class Rank:
+    """Process `index` of a job, started in a session of its own.
+
+    What it writes comes by a pipe, which no full disk closes: the end of it stays in memory, and all of it goes to the
+    file `log`, as far as its disk takes it. `listen` starts to read.
+    """
+
+    def __init__(self, job: Job, index: int, coordinator: str, attempt: int, log: Path) -> None:
+        command = [*job.command, *joining(job, coordinator, str(index))]
+        if command[0] == "kanawa":
+            # The one of this interpreter, whatever else is on PATH; and no module of the working folder in its place.
+            command[:1] = [sys.executable, "-P", "-m", "kanawa.cli"]
+        self.index, self.log = index, log
+        self._unread, self._end = bytearray(), b""
+        self._lock = threading.Lock()
+        self._reader: threading.Thread | None = None
+        self._process = subprocess.Popen(
             command,
             env=environment(job, index, attempt),
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - threads begin later
         )
+        self.pid = self._process.pid
+
+    def listen(self) -> None:
+        """Reads on a thread, once all processes are started: a fork beside threads may hang."""
+        self._reader = threading.Thread(target=self._read, name=f"rank-{self.index}", daemon=True)
+        self._reader.start()
+
+    def poll(self) -> int | None:
+        """Returns the exit code as a shell reports it, None while the process runs."""
+        code = self._process.poll()
+        return None if code is None else shell_code(code)
+
+    def send_signal(self, number: int) -> None:
+        """Sends the process a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def kill(self) -> int:
+        """Ends the process and all that it started in its session, and waits for it; returns its code."""
+        # Also after it has ended by itself: a loader of its own may still be there.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = shell_code(self._process.wait())
+        self.wait_for_the_rest()
+        return code
+
+    def wait_for_the_rest(self) -> None:
+        """Waits a moment for what an ended process has written last."""
+        if self._reader is not None:
+            self._reader.join(_LAST_WORDS_SECONDS)
+
+    def output(self) -> bytes:
+        """Returns what was written since the last call."""
+        with self._lock:
+            unread, self._unread = bytes(self._unread), bytearray()
+        return unread
+
+    def end(self) -> str:
+        """Returns the end of all that was written."""
+        return self._end.decode(errors="replace")
+
+    def _read(self) -> None:
+        pipe = cast(IO[bytes], self._process.stdout)
+        with pipe, contextlib.ExitStack() as stack:
+            file: IO[bytes] | None = None
+            while data := os.read(pipe.fileno(), 1 << 16):
+                with self._lock:
+                    # Nobody may be taking it: then the newest counts.
+                    self._unread = (self._unread + data)[-_MOST_UNREAD_BYTES:]
+                    self._end = (self._end + data)[-_END_BYTES:]
+                with contextlib.suppress(OSError):
+                    file = file or stack.enter_context(self.log.open("ab", buffering=0))
+                    file.write(data)
 
 
 def environment(job: Job, index: int, attempt: int) -> dict[str, str]:
@@ -44,14 +112,6 @@ def environment(job: Job, index: int, attempt: int) -> dict[str, str]:
         share = chips_per_host(job) // job.processes_per_host
         variables[wanted.device.visible_devices] = ",".join(str(index * share + chip) for chip in range(share))
     return variables | dict(job.environment)
-
-
-def kill_rank(rank: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all that it started in its session, and waits for it."""
-    # Also after it has ended by itself: a loader of its own may still be there.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.pid, signal.SIGKILL)
-    rank.wait()
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from kanawa_runtime.launch.job import Job, job_of, job_record
 from kanawa_runtime.launch.launcher import Status
 
 JOB, STATE, LOCK = "job.json", "state.json", "lock"
-_MOST_BYTES = 2**24
+_MOST_BYTES, _ROOM = 2**24, 8192
 
 
 def folder_of(run: str | Path) -> Path:
@@ -46,10 +46,19 @@ def read_job(folder: Path) -> Job:
 
 
 def write_state(folder: Path, **facts: Any) -> None:
-    """Replaces the state in one step, so that a reader never sees half of it."""
+    """Replaces the state in one step, so that a reader never sees half of it; raises OSError."""
+    # With room for later ones: a full disk takes no new file, but what lies on it can be written over.
+    text = json.dumps(facts, indent=1).ljust(_ROOM)
     part = folder / f"{STATE}.part"
-    part.write_text(json.dumps(facts, indent=1))
-    part.replace(folder / STATE)
+    try:
+        part.write_text(text)
+        part.replace(folder / STATE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        with (folder / STATE).open("r+") as file:
+            file.write(text)
+            file.truncate()
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -65,15 +74,14 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def status(folder: Path) -> Status:
-    """Returns where the job stands; one whose supervisor is gone without a word was killed."""
+    """Returns where the job stands; one whose supervisor has left no last word was killed."""
     state = read_state(folder)
     status = Status(
         state["state"], state["restarts"], state.get("exit_code"), state.get("detail", ""), state.get("stops", 0)
     )
     if not status.ended and not is_supervised(folder):
-        return Status(
-            "failed", status.restarts, None, "its supervisor was killed; start it again with the same command"
-        )
+        gone = "its supervisor was killed, or its disk took no last word; start it again with the same command"
+        return Status("failed", status.restarts, None, gone, status.stops)
     return status
 
 

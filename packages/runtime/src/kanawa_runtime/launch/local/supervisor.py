@@ -7,18 +7,17 @@ A process that is lost takes the others with it: they notice within moments and 
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kanawa_runtime.exit_codes import STOPPED, gang_code, shell_code, verdict
+from kanawa_runtime.exit_codes import DONE, LOST, NOT_STARTED, STOPPED, code_text, ended_text, gang_code, verdict
 from kanawa_runtime.launch.job import Job, processes
-from kanawa_runtime.launch.local.rank import free_port, kill_rank, start_rank
+from kanawa_runtime.launch.local.rank import Rank, free_port
 from kanawa_runtime.launch.local.state import attempt_folder, last_attempt, write_state
-from kanawa_runtime.launch.restarts import Restarts
+from kanawa_runtime.launch.restarts import Restarts, reason_of
 
 _POLL_SECONDS = 0.05
 
@@ -50,7 +49,8 @@ class Supervisor:
         self.restarts = Restarts(job.retries, backoff_seconds, most_backoff_seconds)
         self.attempts: list[dict[str, Any]] = []
         self._signals: list[int] = []
-        self._shown = 0
+        self._number = 0
+        self._why = ""
 
     def run(self) -> int:
         """Returns the gang's exit code once it is done, has failed for good, was stopped, or used up its restarts."""
@@ -65,12 +65,14 @@ class Supervisor:
             if self._signals:
                 return code
             delay = self.restarts.after(codes, time.monotonic() - began)
+            ended = ended_text(codes)
             if delay is None:
                 if verdict(code) == "retry":
-                    self.tell(f"exit codes {_listed(codes)}: no restarts are left of {self.job.retries}")
+                    self.tell(f"{ended}: no restarts are left of {self.job.retries}")
+                elif code:
+                    self.tell(f"{ended}: {code} is permanent, the same command would fail the same way")
                 return code
-            reason = f"exit codes {_listed(codes)}: starting all of them again in {delay:.0f} s"
-            self.tell(f"{reason}, {self.restarts.last(codes)}")
+            self.tell(f"{ended}: starting all of them again in {delay:.0f} s, {self.restarts.last(codes)}")
             self._note("restarting")
             if self._wait(delay):
                 return STOPPED
@@ -79,62 +81,97 @@ class Supervisor:
 
     def _attempt(self) -> list[int]:
         """Runs all processes to their end and returns their codes; no process remains in any case."""
-        attempt = last_attempt(self.folder) + 1
-        logs = attempt_folder(self.folder, attempt)
-        logs.mkdir(parents=True)
+        self._number = max(self._number, last_attempt(self.folder)) + 1
+        logs = attempt_folder(self.folder, self._number)
+        with self._disk("no logs are kept"):
+            logs.mkdir(parents=True, exist_ok=True)
         coordinator = f"127.0.0.1:{free_port()}"
-        self._shown = 0
-        ranks: list[subprocess.Popen[bytes]] = []
-        record: dict[str, Any] = {"attempt": attempt, "started": time.time()}
+        ranks: list[Rank] = []
+        record: dict[str, Any] = {"attempt": self._number, "started": time.time()}
         self.attempts.append(record)
         try:
             for index in range(processes(self.job)):
-                ranks.append(start_rank(self.job, index, coordinator, attempt, logs / f"rank-{index}.log"))
-            self._note("running", pids=[rank.pid for rank in ranks])
-            self._see_through(ranks, logs / "rank-0.log")
-        finally:
+                ranks.append(Rank(self.job, index, coordinator, self._number, logs / f"rank-{index}.log"))
             for rank in ranks:
-                kill_rank(rank)
-        codes = [shell_code(rank.returncode) for rank in ranks]
+                rank.listen()
+            self._note("running", pids=[rank.pid for rank in ranks])
+            self._see_through(ranks)
+        except OSError as error:
+            self.tell(f"{self.job.command[0]} can't be started: {error.strerror or error}")
+            codes = [NOT_STARTED if isinstance(error, FileNotFoundError | PermissionError) else LOST]
+        else:
+            codes = []
+        finally:
+            ended = [rank.kill() for rank in ranks]
+        codes = codes or ended
+        self._show(ranks)
         record |= {"ended": time.time(), "exit_codes": codes, "verdict": verdict(gang_code(codes))}
         return codes
 
-    def _see_through(self, ranks: list[subprocess.Popen[bytes]], shown: Path) -> None:
+    def _see_through(self, ranks: list[Rank]) -> None:
         """Returns when all have ended, or the time of those that are left is over."""
-        forwarded, deadline = 0, float("inf")
-        while any(rank.poll() is None for rank in ranks):
-            self._show(shown)
+        forwarded, deadline, has_told = 0, float("inf"), False
+        while True:
+            # Before the look at who has ended: what a process says of a lost one comes after that one's end.
+            output = ranks[0].output()
+            codes = [rank.poll() for rank in ranks]
+            if not has_told and not self._signals:
+                has_told = self._tell_first(ranks, codes)
+            self._say(output)
+            if None not in codes:
+                return
             if len(self._signals) > forwarded:
                 forwarded = len(self._signals)
                 if forwarded > 1 and self._signals[-1] == signal.SIGINT:
                     return  # a second Ctrl-C: at once
                 deadline = min(deadline, time.monotonic() + self.job.grace_seconds)
-                _send(ranks, signal.SIGTERM)
+                for rank in ranks:
+                    rank.send_signal(signal.SIGTERM)
                 self.tell(f"stopping, within {self.job.grace_seconds} s")
-            codes = [rank.poll() for rank in ranks]
             if any(codes) and not self._signals:
                 deadline = min(deadline, time.monotonic() + self.settle_seconds)
             if time.monotonic() > deadline:
                 left = [index for index, code in enumerate(codes) if code is None]
-                self.tell(f"processes {_listed(left)} haven't ended in time: they are killed")
+                self.tell(f"processes {', '.join(map(str, left))} haven't ended in time: they are killed")
                 return
             time.sleep(_POLL_SECONDS)
-        self._show(shown)
+
+    def _tell_first(self, ranks: list[Rank], codes: list[int | None]) -> bool:
+        """Says which process of a gang failed, and why, before the others say that they lost it; whether one did."""
+        failed = [rank for rank, code in zip(ranks, codes, strict=True) if code not in (None, DONE, STOPPED, LOST)]
+        if not failed or len(ranks) == 1:
+            return False
+        # A permanent end first: the others follow from it.
+        rank = min(failed, key=lambda one: (verdict(codes[one.index] or 0) != "permanent", one.index))
+        rank.wait_for_the_rest()
+        why = self._why = reason_of(rank.end())
+        self.tell(
+            f"process {rank.index} of {len(ranks)} failed first, with {code_text(codes[rank.index] or 0)}"
+            f"{f': {why}' if why else ', without a word'}\nits log is {rank.log}"
+        )
+        return True
 
     # --- telling ---------------------------------------------------------------------------------------------
 
-    def _show(self, log: Path) -> None:
-        # Whatever a disk or a terminal refuses: a failed message must not end the gang.
+    def _show(self, ranks: list[Rank]) -> None:
+        self._say(ranks[0].output() if ranks else b"")
+
+    def _say(self, output: bytes) -> None:
+        # Whatever a terminal refuses: a failed message must not end the gang.
         with contextlib.suppress(OSError):
-            with log.open("rb") as file:
-                file.seek(self._shown)
-                output = file.read()
-            self._shown += len(output)
             if output:
                 self.show(output)
 
-    def _note(self, state: str, **facts: Any) -> None:
+    @contextlib.contextmanager
+    def _disk(self, what: str) -> Iterator[None]:
+        """Inside, a disk that refuses costs a line, and not the job."""
         try:
+            yield
+        except OSError as error:
+            self.tell(f"{what}, the gang keeps running: {error}")
+
+    def _note(self, state: str, **facts: Any) -> None:
+        with self._disk("the job's state can't be written"):
             write_state(
                 self.folder,
                 name=self.job.name,
@@ -145,13 +182,12 @@ class Supervisor:
                 attempts=self.attempts,
                 **facts,
             )
-        except OSError as error:
-            self.tell(f"the job's state can't be written, the gang keeps running: {error}")
 
     def _ended(self, code: int) -> int:
         meaning = verdict(code)
         state = "done" if meaning == "done" else "cancelled" if self._signals and meaning == "retry" else "failed"
-        self._note(state, exit_code=code, detail=f"logs in {attempt_folder(self.folder, last_attempt(self.folder))}")
+        why = f"{self._why}; " if self._why and state == "failed" else ""
+        self._note(state, exit_code=code, detail=f"{why}logs in {attempt_folder(self.folder, self._number)}")
         return code
 
     # --- signals ---------------------------------------------------------------------------------------------
@@ -179,13 +215,3 @@ class Supervisor:
         while time.monotonic() < deadline and not self._signals:
             time.sleep(_POLL_SECONDS)
         return bool(self._signals)
-
-
-def _send(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
-    for rank in ranks:
-        with contextlib.suppress(ProcessLookupError):
-            rank.send_signal(number)
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -3,22 +3,20 @@
 import contextlib
 import json
 import signal
-import subprocess
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from kanawa_runtime.exit_codes import SIGNAL_BASE, STOPPED, gang_code, shell_code, verdict
+from kanawa_runtime.exit_codes import SIGNAL_BASE, STOPPED, gang_code, verdict
 from kanawa_runtime.launch.job import job_of, processes
 from kanawa_runtime.launch.launcher import ENDED
-from kanawa_runtime.launch.local.rank import free_port, kill_rank, start_rank
+from kanawa_runtime.launch.local.rank import Rank, free_port
 from kanawa_runtime.launch.restarts import Restarts
 
 NAMESPACE = "kanawa"
 _POLL_SECONDS = 0.2
-_LOG_BYTES = 16_384
 #: What a member whose host is gone ended with.
 _LOST = SIGNAL_BASE + signal.SIGKILL
 
@@ -186,8 +184,7 @@ class Member:
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job_of(job)
-        self._rank: subprocess.Popen[bytes] | None = None
-        self._log = Path()
+        self._rank: Rank | None = None
 
     def address(self) -> str:
         """Returns where the first process of a gang can be reached by the others."""
@@ -198,30 +195,26 @@ class Member:
     def start(self, index: int, coordinator: str, attempt: int) -> int:
         """Starts process `index`; returns its id on this host."""
         folder = Path(tempfile.mkdtemp(prefix=f"kanawa-{self._job.name}-"))
-        self._log = folder / f"attempt-{attempt}-rank-{index}.log"
-        self._rank = start_rank(self._job, index, coordinator, attempt, self._log)
+        self._rank = Rank(self._job, index, coordinator, attempt, folder / f"attempt-{attempt}-rank-{index}.log")
+        self._rank.listen()
         return self._rank.pid
 
     def code(self) -> int | None:
         """Returns the exit code as a shell reports it, None while the process runs."""
-        returned = None if self._rank is None else self._rank.poll()
-        return None if returned is None else shell_code(returned)
+        return None if self._rank is None else self._rank.poll()
 
     def signal(self, number: int) -> None:
         """Sends the process a signal, unless it has ended."""
-        if self._rank is not None and self._rank.poll() is None:
+        if self._rank is not None:
             self._rank.send_signal(number)
 
     def end(self) -> int:
         """Ends the process by force, with all it started; returns its code."""
-        if self._rank is None:
-            return 0
-        kill_rank(self._rank)
-        return shell_code(self._rank.returncode)
+        return 0 if self._rank is None else self._rank.kill()
 
     def said(self) -> str:
         """Returns the end of what the process wrote."""
-        return self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if self._log.is_file() else ""
+        return "" if self._rank is None else self._rank.end()
 
 
 def _call(method: Any, *arguments: Any) -> Any:

@@ -1,8 +1,6 @@
 """How long a section may take before it counts as a hang, and the page of memory on which another process reads it."""
 
-import contextlib
 import mmap
-import os
 import tempfile
 import threading
 import time
@@ -57,10 +55,10 @@ class Beacon:
     """
 
     def __init__(self) -> None:
-        descriptor, self.path = tempfile.mkstemp(prefix="kanawa-beacon-")
-        os.ftruncate(descriptor, PAGE_BYTES)
-        self._page = mmap.mmap(descriptor, PAGE_BYTES)
-        os.close(descriptor)
+        # Without a name: nothing is left of it when this process is killed.
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        self.file.truncate(PAGE_BYTES)
+        self._page = mmap.mmap(self.file.fileno(), PAGE_BYTES)
         self._lock = threading.Lock()
         self._turn = 0
         self._fields = (0.0, 0.0, 0, b"")
@@ -85,8 +83,7 @@ class Beacon:
         self._closed.set()
         with self._lock:
             self._page.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+            self.file.close()
 
     def _write(self) -> None:
         # Odd while it is being written: a reader takes nothing from a page that changes under it.

@@ -30,7 +30,7 @@ _DUMP_SECONDS, _OTHERS_SECONDS, _LEAVE_SECONDS = 3.0, 5.0, 2.0
 
 
 class Sidecar:
-    """Watches one process; `order` says which, where its page and its stacks are, and where to write what it saw."""
+    """Watches one process; `order` says which, its page and stacks (open files), and where to write what it saw."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
@@ -42,15 +42,8 @@ class Sidecar:
 
     def watch(self) -> None:
         """Returns when the process has ended, wants to be watched no more, or has been ended."""
-        self._look()
-        if os.getppid() != self.pid:
-            # The watched process can't do it any more.
-            for name in ("page", "stacks"):
-                Path(self.order[name]).unlink(missing_ok=True)
-
-    def _look(self) -> None:
         while not self._is_over():
-            page = read_page(Path(self.order["page"]))
+            page = read_page(self.order["page"])
             if page is None:
                 continue
             overdue = time.monotonic() > page["deadline"]
@@ -120,7 +113,7 @@ class Sidecar:
 
     def _stacks(self, state: str) -> str:
         """Returns the Python stacks of all threads, or what the system knows where the process can't write them."""
-        source = Path(self.order["stacks"])
+        source: int = self.order["stacks"]
         with contextlib.suppress(OSError):
             os.kill(self.pid, DUMP_SIGNAL)
             if state == STOPPED:
@@ -129,10 +122,10 @@ class Sidecar:
         size, deadline = 0, time.monotonic() + _DUMP_SECONDS
         while time.monotonic() < deadline:
             time.sleep(0.1)
-            before, size = size, source.stat().st_size if source.exists() else 0
+            before, size = size, os.fstat(source).st_size
             if size and size == before:
                 break
-        python = source.read_text(errors="replace") if source.exists() else ""
+        python = os.pread(source, size, 0).decode(errors="replace")
         return python or f"The process wrote no stacks. Its threads, by the system:\n{kernel_threads(self.pid)}"
 
     def _wait_for_others(self) -> None:
@@ -170,12 +163,9 @@ class Sidecar:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def read_page(path: Path) -> dict[str, Any] | None:
-    """Returns what the process said last; None while it is writing, or before its first word."""
-    try:
-        turn, entered, deadline, beat, step, section = LAYOUT.unpack(path.read_bytes()[: LAYOUT.size])
-    except (OSError, struct.error):
-        return None
+def read_page(page: int) -> dict[str, Any] | None:
+    """Returns what the process said last on an open file; None while it is writing, or before its first word."""
+    turn, entered, deadline, beat, step, section = LAYOUT.unpack(os.pread(page, LAYOUT.size, 0))
     if turn % 2 or not entered:
         return None
     name = section.rstrip(b"\0").decode(errors="replace")

@@ -78,9 +78,9 @@ class _Watched:
 
     def __init__(self, run: Run) -> None:
         self.beacon = Beacon()
-        # Beside the page and not in the run's folder, whose storage may be what hangs.
-        descriptor, self._stacks = tempfile.mkstemp(prefix="kanawa-stacks-")
-        self._file = os.fdopen(descriptor, "w")
+        # As the page without a name, and not in the run's folder, whose storage may be what hangs.
+        self._file = tempfile.TemporaryFile("w")  # noqa: SIM115 - closed below
+        files = (self.beacon.file.fileno(), self._file.fileno())
         # From C, without the interpreter's lock: it works while a thread keeps that.
         faulthandler.register(sidecar.DUMP_SIGNAL, file=self._file, all_threads=True)
         order: dict[str, Any] = {
@@ -88,8 +88,8 @@ class _Watched:
             "rank": jax.process_index(),
             "processes": jax.process_count(),
             "terminal": sys.stdin is not None and sys.stdin.isatty(),
-            "page": self.beacon.path,
-            "stacks": self._stacks,
+            "page": files[0],
+            "stacks": files[1],
             "folder": str(Path(run.directory, STACKS, f"attempt-{run.attempt}")),
             "events": str(Path(run.directory, EVENTS)),
             "attempt": run.attempt,
@@ -100,6 +100,7 @@ class _Watched:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=files,
         )
         self._is_closing = False
         for target, name in ((self._beat, "watchdog-beat"), (self._listen, "watchdog")):
@@ -113,7 +114,6 @@ class _Watched:
         self._process.wait()
         faulthandler.unregister(sidecar.DUMP_SIGNAL)
         self._file.close()
-        Path(self._stacks).unlink(missing_ok=True)
         self.beacon.close()
 
     def _beat(self) -> None:
