@@ -10,6 +10,7 @@ from kanawa.config import REQUIRED, Config, IncompleteConfigError, Usual
 from kanawa.config.field_types import parts_of
 from kanawa.errors import CompositionError, ConfigError, KanawaError, did_you_mean
 from kanawa.plugins import host
+from kanawa.plugins.fault import named_after
 
 
 class Problems:
@@ -98,9 +99,9 @@ def count_problems(cfg: Config, model: Any, target: Target) -> int:
 
 
 def _reported(cfg: Config, model: Any, target: Target | None) -> list[str]:
-    """Returns what plugins report of a frozen config."""
+    """Returns what plugins report of a frozen config; a stranger's sentence names its plugin."""
     answers = host().collect("kanawa_config_checks", config=cfg, target=target, model=model)
-    return [sentence for _, sentences in answers for sentence in sentences]
+    return [f"{sentence}{named_after(plugin)}" for plugin, sentences in answers for sentence in sentences]
 
 
 def _pin_problems(pins: Mapping[str, str]) -> list[str]:

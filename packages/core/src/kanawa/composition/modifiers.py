@@ -6,7 +6,8 @@ from typing import Any
 from kanawa.composition.blame import blamed
 from kanawa.config import Config, Modifier, apply_override, origin
 from kanawa.errors import ConfigError, KanawaError
-from kanawa.plugins import component
+from kanawa.plugins import component, host
+from kanawa.plugins.fault import how_to_skip
 
 
 def parse_modifier(text: str) -> tuple[str, dict[str, str]]:
@@ -76,5 +77,6 @@ def apply_modifier(
         raise
     if not isinstance(rewritten, Config):
         message = f"modifier {name!r} returned {type(rewritten).__name__}, expected the rewritten config"
-        raise ConfigError(message)
+        state = host().locate(type(modifier))
+        raise ConfigError(message if state is None else f"{message}; {how_to_skip(state)}")
     return rewritten

@@ -41,6 +41,12 @@ def how_to_skip(state: ComponentState) -> str:
     return f"this comes from the plugin {name} {state.version}; {SKIP_VARIABLE}={name} leaves it out"
 
 
+def named_after(plugin: str) -> str:
+    """Returns "; this comes from …" for a plugin's full name, nothing for one of Kanawa's own."""
+    strangers = (state for state in host().plugins() if state.distribution not in own_packages())
+    return next((f"; {how_to_skip(state)}" for state in strangers if state.key == plugin), "")
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yields an error, then its causes; where none is named, what was being handled when it was raised."""
     seen: set[int] = set()

@@ -171,7 +171,7 @@ class _Lane:
                     type(error).__name__,
                     error,
                     "" if behind is None else f"; {how_to_skip(behind)}",
-                    exc_info=True,
+                    exc_info=behind is None,
                 )
             return False
         return True

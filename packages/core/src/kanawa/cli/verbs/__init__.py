@@ -48,7 +48,8 @@ def plugin_verbs(taken: Collection[str], asked: str | None = None) -> dict[str, 
         if others:
             claimants = " and ".join(dict.fromkeys(filter(None, (holder, *offers))))
             kept = f"; kanawa {name} is that of {holder}" if holder else ""
-            message = f"verb {name!r} is offered by {claimants}{kept}; the other way: kanawa {', kanawa '.join(others)}"
+            ways = f"kanawa {' or kanawa '.join(others)} is the other; {SKIP_VARIABLE}={[*others.values()][-1]}"
+            message = f"verb {name!r} is offered by {claimants}{kept}; {ways} leaves it out"
             if asked == name and not holder:
                 raise PluginError(message)
             logger.warning("%s", message)
