@@ -6,8 +6,8 @@ from typing import Any
 from kanawa.composition.blame import blamed
 from kanawa.config import Config, Modifier, apply_override, origin
 from kanawa.errors import ConfigError, KanawaError
-from kanawa.plugins import component, host
-from kanawa.plugins.fault import how_to_skip
+from kanawa.plugins import component
+from kanawa.plugins.fault import named_after
 
 
 def parse_modifier(text: str) -> tuple[str, dict[str, str]]:
@@ -77,6 +77,5 @@ def apply_modifier(
         raise
     if not isinstance(rewritten, Config):
         message = f"modifier {name!r} returned {type(rewritten).__name__}, expected the rewritten config"
-        state = host().locate(type(modifier))
-        raise ConfigError(message if state is None else f"{message}; {how_to_skip(state)}")
+        raise ConfigError(message + named_after(type(modifier)))
     return rewritten

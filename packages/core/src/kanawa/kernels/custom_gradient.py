@@ -13,6 +13,7 @@ from kanawa.errors import KernelError
 from kanawa.kernels.choice import scope_name
 from kanawa.kernels.operation import Kernel, Operands, Problem
 from kanawa.module.context import find_context
+from kanawa.plugins.fault import named_after
 
 
 def call(kernel: Kernel, problem: Problem, operands: Operands) -> Any:
@@ -37,7 +38,7 @@ def _checked(kernel: Kernel, problem: Problem, operands: Operands, out: Any) -> 
         message = (
             f"{kernel.name} returned {', '.join(found)} for {problem.describe()}; expected {', '.join(expected)}. Its "
             f'author has to mend it; until then choose another with --set \'execution.kernels={{"{kernel.operation}": '
-            f'"NAME"}}\' (`kanawa list kernels` names them)'
+            f'"NAME"}}\' (`kanawa list kernels` names them){named_after(type(kernel))}'
         )
         raise KernelError(message)
     return out

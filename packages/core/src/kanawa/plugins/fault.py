@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 from kanawa.plugins.discovery import own_packages
 from kanawa.plugins.manager import host
@@ -41,10 +42,13 @@ def how_to_skip(state: ComponentState) -> str:
     return f"this comes from the plugin {name} {state.version}; {SKIP_VARIABLE}={name} leaves it out"
 
 
-def named_after(plugin: str) -> str:
-    """Returns "; this comes from …" for a plugin's full name, nothing for one of Kanawa's own."""
-    strangers = (state for state in host().plugins() if state.distribution not in own_packages())
-    return next((f"; {how_to_skip(state)}" for state in strangers if state.key == plugin), "")
+def named_after(origin: Any) -> str:
+    """Returns "; this comes from …" for a plugin's full name or a component; nothing for one of Kanawa's own."""
+    if isinstance(origin, str):
+        state = next((state for state in host().plugins() if state.key == origin), None)
+    else:
+        state = host().locate(origin)
+    return "" if state is None or state.distribution in own_packages() else f"; {how_to_skip(state)}"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
