@@ -66,15 +66,7 @@ def _draw(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, stddev: float,
     return (stddev / 0.87962566103423978 * draw).astype(dtype)
 
 
-def normal(stddev: float) -> Normal:
-    """Returns a normal initialiser of this standard deviation."""
-    return Normal(stddev)
-
-
-def fan_in_normal(scale: float = 1.0) -> FanNormal:
-    """Returns the truncated normal of variance `scale / fan_in`."""
-    return FanNormal(scale)
-
-
+normal = Normal
+fan_in_normal = FanNormal
 zeros = Constant(0.0)
 ones = Constant(1.0)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def table_of(model: NamedModule, *, most: int | None = None) -> ForeignTable:
     """
     walker = _Walker(most)
     tensors: dict[str, ForeignTensor] = {}
-    for tensor in walker.walk(model, "", "", (), 0):
+    for tensor in walker.walk(model, _Place()):
         if tensor.name in tensors:
             owners = ", ".join(t.parts[0].path for t in (tensors[tensor.name], tensor))
             message = (
@@ -133,6 +133,19 @@ def table_of(model: NamedModule, *, most: int | None = None) -> ForeignTable:
     return ForeignTable(tensors, repeats, tuple(walker.ignored), model.config.foreign.optional_prefix)
 
 
+class _Place(NamedTuple):
+    """Where the walk is: the prefix of names, the path of arrays, the layers' indices, and what is added to numbers."""
+
+    prefix: str = ""
+    path: str = ""
+    index: tuple[int, ...] = ()
+    first_layer: int = 0
+
+    def below(self, name: str) -> str:
+        """Returns the path of a child or an array."""
+        return f"{self.path}.{name}" if self.path else name
+
+
 class _Walker:
     """Collects tensors depth first; names grow on the way down, parts are joined on the way up."""
 
@@ -141,49 +154,41 @@ class _Walker:
         self.repeats: dict[str, str] = {}
         self.ignored: list[str] = []
 
-    def walk(
-        self, module: NamedModule, prefix: str, path: str, index: tuple[int, ...], first_layer: int
-    ) -> list[ForeignTensor]:
-        """Returns the tensors of a module and all below it. `first_layer` is added to the layer numbers in names."""
+    def walk(self, module: NamedModule, at: _Place) -> list[ForeignTensor]:
+        """Returns the tensors of a module and all below it."""
         foreign: Names = module.config.foreign
-        self.ignored += [_joined_name(prefix, pattern) for pattern in foreign.ignored]
+        self.ignored += [_joined_name(at.prefix, pattern) for pattern in foreign.ignored]
         for name, shared in foreign.repeats.items():
             owner, _, parameter = shared.partition(".")
-            self.repeats[_joined_name(prefix, name)] = f"{_path_of(module.shared_module(owner))}.{parameter}"
-        grouped = {part: group for group in foreign.joined for part in group.parts}
+            self.repeats[_joined_name(at.prefix, name)] = f"{_path_of(module.shared_module(owner))}.{parameter}"
+        grouped = {part for group in foreign.joined for part in group.parts}
         collected: list[ForeignTensor] = []
         waiting: dict[str, list[ForeignTensor]] = {}
         for name, item, spec in _own_arrays(module):
-            tensors = self._own(module, foreign, prefix, (path, name, item), (index, spec), name in grouped)
-            (waiting.setdefault(name, []) if name in grouped else collected).extend(tensors)
+            into = waiting.setdefault(name, []) if name in grouped else collected
+            into += self._own(module, at, name, item, spec, name in grouped)
         for name, child in module.children.items():
             if not _has_arrays(child):
                 continue
-            below = f"{path}.{name}" if path else name
-            if name in grouped:
+            if name in grouped or name in foreign.apart:
                 # Walked without a prefix: what joins is found by the name relative to the child, and gets the group's
                 # name.
-                waiting[name] = self.walk(child, "", below, index, first_layer)
-            elif name in foreign.apart:
-                whole = self.walk(child, "", below, index, first_layer)
-                collected += _cut(foreign.apart[name], prefix, whole)
+                whole = self.walk(child, at._replace(prefix="", path=at.below(name)))
+                if name in grouped:
+                    waiting[name] = whole
+                else:
+                    collected += _cut(foreign.apart[name], at.prefix, whole)
             else:
-                collected += self._child(module, name, child, (prefix, path, index, first_layer))
+                collected += self._child(module, name, child, at)
         for group in foreign.joined:
-            collected += _join(module, group, prefix, {p: waiting[p] for p in group.parts if p in waiting})
+            collected += _join(module, group, at.prefix, {p: waiting[p] for p in group.parts if p in waiting})
         return collected
 
     def _own(
-        self,
-        module: NamedModule,
-        foreign: Names,
-        prefix: str,
-        where: tuple[str, str, str],
-        what: tuple[tuple[int, ...], ParamSpec],
-        joined: bool,
+        self, module: NamedModule, at: _Place, name: str, item: str, spec: ParamSpec, joined: bool
     ) -> list[ForeignTensor]:
         """Returns the tensors of one parameter: one, or one for each index of its first axis."""
-        (path, name, item), (index, spec) = where, what
+        foreign: Names = module.config.foreign
         entry = foreign.tensors.get(name, Tensor() if joined else None)
         if entry is None:
             # State without a name is ours alone (a count of calls): others' files don't have it.
@@ -192,15 +197,14 @@ class _Walker:
             raise ForeignNameError(_undeclared(module, name, "parameter", foreign.tensors))
         tensor = Tensor(name=entry) if isinstance(entry, str) else entry
         form = None if tensor.form is None else tensor.form.build()
-        at = f"{path}.{name}" if path else name
-        full = "" if joined else _joined_name(prefix, tensor.name)
+        path, full = at.below(name), "" if joined else _joined_name(at.prefix, tensor.name)
         numbered = "{}" in tensor.name
-        self._spend(spec.shape[0] if numbered else 1, at)
+        self._spend(spec.shape[0] if numbered else 1, path)
         if not numbered:
-            return [ForeignTensor(full, (Part(item, at, index, spec, form),))]
+            return [ForeignTensor(full, (Part(item, path, at.index, spec, form),))]
         inner = _without_first_axis(spec)
         return [
-            ForeignTensor(full.replace("{}", str(i)), (Part(item, at, (*index, i), inner, form),))
+            ForeignTensor(full.replace("{}", str(i)), (Part(item, path, (*at.index, i), inner, form),))
             for i in range(spec.shape[0])
         ]
 
@@ -211,29 +215,25 @@ class _Walker:
                 message = f"the model has more tensors than were expected, {count:,} of them at {path}"
                 raise ForeignTooManyError(message)
 
-    def _child(
-        self, module: NamedModule, name: str, child: NamedModule, at: tuple[str, str, tuple[int, ...], int]
-    ) -> list[ForeignTensor]:
+    def _child(self, module: NamedModule, name: str, child: NamedModule, at: _Place) -> list[ForeignTensor]:
         """Returns the tensors of a child, once for each layer where it is stacked."""
-        prefix, path, index, first_layer = at
         foreign: Names = module.config.foreign
         listed = _LISTED.fullmatch(name)
         base, position = (listed[1], int(listed[2])) if listed else (name, 0)
         relative = foreign.children.get(name, foreign.children.get(base))
         if relative is None:
             raise ForeignNameError(_undeclared(module, base, "child", foreign.children))
-        below = f"{path}.{name}" if path else name
-        if "{}" not in relative and child.num_stacked is None:
+        stacked = child.num_stacked is not None
+        if "{}" not in relative and not stacked:
             # A stack without '{}' numbers nothing itself: its layers go on from those before it.
-            offset = first_layer + module.first_layer(name)
-            return self.walk(child, _joined_name(prefix, relative), below, index, offset)
+            first_layer = at.first_layer + module.first_layer(name)
+            return self.walk(child, _Place(_joined_name(at.prefix, relative), at.below(name), at.index, first_layer))
         copies: list[ForeignTensor] = []
         for i in range(child.num_stacked or 1):
-            number = module.layer_number(name, i if child.num_stacked is not None else position) + first_layer
-            inside = (*index, i) if child.num_stacked is not None else index
-            full = _joined_name(prefix, relative.replace("{}", str(number)))
+            number = module.layer_number(name, i if stacked else position) + at.first_layer
+            full = _joined_name(at.prefix, relative.replace("{}", str(number)))
             # The number is in the name now: stacks further down count from 0 again.
-            copies += self.walk(child, full, below, inside, 0)
+            copies += self.walk(child, _Place(full, at.below(name), (*at.index, i) if stacked else at.index))
         return copies
 
 
@@ -275,9 +275,8 @@ def _cut(slices: Iterable[Sliced], prefix: str, tensors: Iterable[ForeignTensor]
 
 
 def _own_arrays(module: NamedModule) -> list[tuple[str, str, ParamSpec]]:
-    return [(n, "params", s) for n, s in module.param_specs.items()] + [
-        (n, "state", s) for n, s in module.state_specs.items()
-    ]
+    specs = {"params": module.param_specs, "state": module.state_specs}
+    return [(name, item, spec) for item, of in specs.items() for name, spec in of.items()]
 
 
 def _has_arrays(module: NamedModule) -> bool:
