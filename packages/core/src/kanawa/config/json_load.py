@@ -17,6 +17,8 @@ from kanawa.errors import ConfigError, did_you_mean
 from kanawa.guarded_read import MOST_LEVELS, inside, is_deep
 
 Origins = dict[str, list[list[Any]]]
+# An origin without its last part, the value, is of an early file.
+_ORIGIN_PARTS = (len(Origin._fields) - 1, len(Origin._fields))
 # What must be under a tag, before it is looked into.
 _HELD = {"$tuple": list, "$dict": dict, "$callable": str, "$float": str, "$unset": str, "$enum": str}
 
@@ -51,7 +53,7 @@ def _origins(data: dict[str, Any]) -> Origins:
     """Returns who set what, as written; raises ConfigLoadError for anything else."""
     origins = data.get("$origins", {})
     made = [each for history in inside(origins) for each in (history if isinstance(history, list) else [None])]
-    whole = all(isinstance(each, list) and len(each) == len(Origin._fields) for each in made)
+    whole = all(isinstance(each, list) and len(each) in _ORIGIN_PARTS for each in made)
     if not isinstance(origins, dict) or not whole:
         message = '"$origins" can\'t be read: expected {path: [[stage, detail, file, line, value], ...]}; leave it out'
         raise ConfigLoadError(message)

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CORE = "kanawa"
 PLUGIN_KIND = "plugins"
 _ONLY_IN_EXTRA = re.compile(r"""^[^;]*;\s*extra\s*==\s*['"][\w.-]+['"]\s*$""")
+_OF_AN_EXTRA = re.compile(rf"""(?P<name>{CORE}[-_.][\w.-]+).*;.*\bextra\s*==\s*['"](?P<extra>[\w.-]+)['"]""")
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 _CLAUSE = re.compile(r"(>=|<=|>|<)\s*(\d+(?:\.\d+)*)")
 _PLAIN = re.compile(rf"(?P<name>[\w.-]+)\s*(?P<clauses>({_CLAUSE.pattern}(\s*,\s*{_CLAUSE.pattern})*)?)\s*")
@@ -41,14 +42,6 @@ class Provider:
     unmet: tuple[str, ...] = field(default=())
 
 
-class _Readable(Protocol):
-    """A distribution whose files can be read, in either of importlib_metadata's two forms."""
-
-    def read_text(self, filename: str) -> str | None:
-        """Returns the text of one of its metadata files; None where there is none."""
-        ...
-
-
 def discover() -> list[Provider]:
     """Returns every installed distribution with an entry point in a `kanawa.` group, by name.
 
@@ -73,7 +66,7 @@ def discover() -> list[Provider]:
     return providers
 
 
-def _header(distribution: _Readable, field: str) -> list[str]:
+def _header(distribution: Any, field: str) -> list[str]:
     """Returns the values of one field of a distribution's metadata."""
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     # importlib_metadata parses the file as an e-mail, with the whole README in its body, each time that it is asked for
@@ -83,39 +76,28 @@ def _header(distribution: _Readable, field: str) -> list[str]:
 
 
 @functools.cache
-def own_packages() -> frozenset[str]:
-    """Returns the names of core and of the packages that its extras bring, read without parsing requirements."""
+def packages_by_extra() -> dict[str, tuple[str, ...]]:
+    """Returns core's extras and the packages of ours that each brings: core's own metadata is the one list of them."""
     from importlib_metadata import PackageNotFoundError, distribution
 
     try:
         required = _header(distribution(CORE), "Requires-Dist")
     except PackageNotFoundError:  # run from a source tree that isn't installed
-        required = []
-    names = {normalise(re.split(r"[^\w.-]", text, maxsplit=1)[0]) for text in required}
-    return frozenset({CORE, *(name for name in names if name.startswith(f"{CORE}-"))})
-
-
-@functools.cache
-def packages_by_extra() -> dict[str, tuple[str, ...]]:
-    """Returns core's extras and the packages of ours that each brings: core's own metadata is the one list of them."""
-    from importlib_metadata import PackageNotFoundError, requires
-    from packaging.requirements import Requirement
-
-    try:
-        requirements = [Requirement(text) for text in requires(CORE) or ()]
-    except PackageNotFoundError:  # run from a source tree that isn't installed
         return {}
     extras: dict[str, list[str]] = {}
-    for requirement in requirements:
-        name, marker = normalise(requirement.name), requirement.marker
-        extra = re.search(r"extra == .([\w-]+).", str(marker))
-        if extra and name.startswith(f"{CORE}-"):
-            extras.setdefault(extra[1], []).append(name)
+    for match in filter(None, map(_OF_AN_EXTRA.match, required)):
+        extras.setdefault(match["extra"], []).append(normalise(match["name"]))
     # A package with an extra of its own name is installed by that one, though others bring it too.
     own = {f"{CORE}-{extra}": extra for extra in extras}
     brought = {extra: tuple(n for n in names if own.get(n, extra) == extra) for extra, names in extras.items()}
     # The extra that brings most comes first; metadata has them in alphabetical order.
     return dict(sorted(brought.items(), key=lambda item: -len(item[1])))
+
+
+@functools.cache
+def own_packages() -> frozenset[str]:
+    """Returns the names of core and of the packages that its extras bring."""
+    return frozenset({CORE}.union(*packages_by_extra().values()))
 
 
 def installed_version(name: str) -> str | None:
