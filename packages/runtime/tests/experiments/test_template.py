@@ -57,10 +57,12 @@ def test_the_schedule_fits_a_run_of_any_length(steps):
 
 
 def test_other_models_are_refused_with_what_to_do():
-    said = TEMPLATE.refusal(Pictures.Config())
-    assert "Pictures learns from records of ImageBatch" in said
-    assert "train it from Python" in said
-    assert TEMPLATE.refusal(TinyLM.Config()) == ""
+    assert TEMPLATE.refusal(TinyLM.Config()) == TEMPLATE.refusal(Pictures.Config()) == ""
+    for data in (None, "random-tokens"):
+        with pytest.raises(CompositionError, match="Pictures learns from records of ImageBatch.* name a source"):
+            kn.compose(TEMPLATE.experiment(Pictures.Config()), data=data)
+    with pytest.raises(UsageError, match="--data gives text, and Pictures learns from records of ImageBatch"):
+        kn.compose(TEMPLATE.experiment(Pictures.Config()), data="embedded")
 
 
 def test_data_with_more_ids_than_the_model_is_refused_before_training():

@@ -15,6 +15,7 @@ from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveE
 from kanawa.contracts.checkpointer import Restored as Restored
 from kanawa.contracts.data import DataSource as DataSource
 from kanawa.contracts.data import Loader as Loader
+from kanawa.contracts.data import RowField as RowField
 from kanawa.contracts.data import Tokenizer as Tokenizer
 from kanawa.contracts.device_mesh import DeviceMesh as DeviceMesh
 from kanawa.contracts.experiment_template import ExperimentTemplate as ExperimentTemplate

@@ -1,9 +1,9 @@
 """From text to the batches of one process: tokenizer, source and loader."""
 
 import abc
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -34,14 +34,28 @@ class Tokenizer(Protocol):
         """Writes the tokenizer to one file; the trainer keeps it in the run, since a learned one can't be relearned."""
 
 
+class RowField(NamedTuple):
+    """One array of a row: its shape and dtype, and the logical axes of its dimensions; a batch has `batch` in front."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[str | None, ...]
+
+
 class DataSource(Configurable):
     """A global sequence of rows: row r is a pure function of (config, seed, r), for any number of hosts and restarts.
+
+    A batch of rows is a record, as `Model.batch` names it: token rows, or another NamedTuple with the arrays `fields`.
 
     The data state of a run is therefore one number: how many rows were consumed. Hosts take slices of the index.
     Building a source opens nothing: a plan describes its batches on a machine that doesn't have the data.
     """
 
+    #: The record that a batch of rows is.
+    batch: ClassVar[type] = Batch
+
     class Config(Configurable.Config):
+        #: Of rows of tokens.
         sequence_length: Size = 512
         #: None is the run's own seed; a number pins the rows, whatever the run's seed is.
         seed: Seed | None = None
@@ -69,10 +83,19 @@ class DataSource(Configurable):
 
     @abc.abstractmethod
     def row(self, index: int) -> dict[str, np.ndarray]:
-        """Returns row `index`: int32 `input_ids, target_ids, positions, segment_ids`, float32 `loss_weights`.
+        """Returns row `index`: the arrays of `fields`; raises IndexError at or past `num_rows`."""
 
-        Each array has shape [sequence_length]. Raises IndexError at or past `num_rows`.
+    @property
+    def fields(self) -> Mapping[str, RowField | None]:
+        """The arrays of a row by their names in `batch`; None for what its batches don't have.
+
+        Rows of tokens unless overridden: int32 `input_ids, target_ids, positions, segment_ids`, float32 `loss_weights`,
+        each of shape [sequence_length]. A record with `loss_weights` is padded to whole batches by rows of zeros; of
+        others a rest that fills no batch is dropped.
         """
+        ids, weights = (RowField((self.config.sequence_length,), dtype, ("length",)) for dtype in ("int32", "float32"))
+        packed = ids if self.packed else None
+        return dict(zip(Batch._fields, (ids, ids, packed, packed, weights), strict=True))
 
     @property
     @abc.abstractmethod
@@ -80,9 +103,9 @@ class DataSource(Configurable):
         """Rows in the sequence; None when it repeats for ever."""
 
     @property
-    @abc.abstractmethod
     def vocab_size(self) -> int:
-        """One more than the largest token id."""
+        """One more than the largest token id; 0 of rows without tokens."""
+        return 0
 
     @property
     @abc.abstractmethod
@@ -139,9 +162,9 @@ class Loader(Configurable):
         self.start_row = start_row
 
     @abc.abstractmethod
-    def __iter__(self) -> Generator[Batch, None, None]:
-        """Yields batches of NumPy arrays [local rows, length], without end where the source has none.
+    def __iter__(self) -> Generator[Any, None, None]:
+        """Yields records of NumPy arrays [local rows, …], the source's `batch`, without end where it has none.
 
         A source that ends is padded to whole batches with rows of weight 0: every process must take as many steps.
-        Positions and segment ids are None where the source isn't packed. Closing the generator ends its threads.
+        What the source's `fields` say None of is None. Closing the generator ends its threads.
         """

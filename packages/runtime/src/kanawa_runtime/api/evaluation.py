@@ -15,7 +15,7 @@ def evaluated(opened: OpenedRun, name: str, *, checks_vocabulary: bool, whole: b
     `checks_vocabulary` where data has ids that the model hasn't.
     """
     cfg = opened.composition.config
-    problem = check_vocabulary(opened.trainer.source, cfg.model.vocab_size) if checks_vocabulary else ""
+    problem = check_vocabulary(opened.trainer.source, cfg.model) if checks_vocabulary else ""
     if problem:
         raise UsageError(problem)
     # What is named is meant: a split by --set, or files, of which all is read.

@@ -3,25 +3,17 @@
 The state of the data is one number: the first row.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from kanawa.config import Size
-from kanawa.contracts import Batch, DataSource, Loader
+from kanawa.contracts import DataSource, Loader, RowField
 
 from kanawa_runtime.data.errors import LoaderError, RowError
 
 #: A source without end still needs a length for grain; no run reaches it.
 _ENDLESS_STEPS = 1 << 48
-
-_DTYPES = {
-    "input_ids": np.dtype(np.int32),
-    "target_ids": np.dtype(np.int32),
-    "positions": np.dtype(np.int32),
-    "segment_ids": np.dtype(np.int32),
-    "loss_weights": np.dtype(np.float32),
-}
 
 
 class GrainLoader(Loader):
@@ -52,39 +44,42 @@ class GrainLoader(Loader):
 
     @property
     def num_steps(self) -> int | None:
-        """Batches from `start_row` to the end, the last one padded; None without an end."""
+        """Batches from `start_row` to the end, the last one padded where rows have weights; None without an end."""
         rows = self.source.num_rows
-        return None if rows is None else max(0, -(-(rows - self.start_row) // self.global_batch))
+        if rows is None:
+            return None
+        left = max(0, rows - self.start_row)
+        return -(-left // self.global_batch) if "loss_weights" in self.source.fields else left // self.global_batch
 
-    def batch(self, step: int) -> Batch:
-        """Returns batch `step` (0 starts at `start_row`): NumPy arrays [local rows, length].
-
-        A source that isn't packed gives None for positions and segment ids.
-        """
+    def batch(self, step: int) -> Any:
+        """Returns batch `step` (0 starts at `start_row`), the source's record: NumPy arrays [local rows, …]."""
         first = self.start_row + step * self.global_batch
-        rows = [self._row(first + place) for place in self.local_rows]
-        arrays: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in _DTYPES}
-        if not self.source.packed:
-            arrays |= {"positions": None, "segment_ids": None}
-        return Batch(**arrays)
+        fields = self.source.fields
+        rows = [self._row(first + place, fields) for place in self.local_rows]
+        return self.source.batch(
+            **{name: None if field is None else np.stack([row[name] for row in rows]) for name, field in fields.items()}
+        )
 
-    def _row(self, index: int) -> dict[str, np.ndarray]:
+    def _row(self, index: int, fields: Mapping[str, RowField | None]) -> dict[str, np.ndarray]:
         end = self.source.num_rows
         if end is not None and index >= end:
             # The last batch is filled up, because programs are compiled for one shape: segment 0 and weight 0 count
             # nowhere.
-            return {name: np.zeros_like(array) for name, array in self._row(end - 1).items()}
+            return {name: np.zeros_like(array) for name, array in self._row(end - 1, fields).items()}
         row = self.source.row(index)
-        length = self.source.config.sequence_length
-        for name, dtype in _DTYPES.items():
+        for name, field in fields.items():
             array = row.get(name)
-            if array is None or array.shape != (length,) or array.dtype != dtype:
-                given = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-                message = f"{type(self.source).__name__}.row({index})[{name!r}] is {given}; expected {dtype} [{length}]"
-                raise LoaderError(message)
+            if field is None or (array is not None and (array.shape, str(array.dtype)) == (field.shape, field.dtype)):
+                continue
+            given = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+            message = (
+                f"{type(self.source).__name__}.row({index})[{name!r}] is {given}; expected {field.dtype} "
+                f"{list(field.shape)}"
+            )
+            raise LoaderError(message)
         return row
 
-    def __iter__(self) -> Generator[Batch, None, None]:
+    def __iter__(self) -> Generator[Any, None, None]:
         """Yields batches; closing the generator ends grain's threads."""
         # Grain takes a second to import: programs that compile without data shouldn't pay for it.
         import grain
@@ -111,7 +106,7 @@ class _Steps:
     def __len__(self) -> int:
         return self._num_steps
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> Any:
         return self._loader.batch(step)
 
     def __repr__(self) -> str:

@@ -115,7 +115,9 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     """
     named = _named(experiment, text)
     if named is not None:
-        data = named.clone().set(sequence_length=experiment.data.sequence_length)
+        data = named.clone()
+        if isinstance(experiment.data, DataSource.Config):
+            data.set(sequence_length=experiment.data.sequence_length)
     elif names_files(str(local_path(text, "--data"))):
         data = _with_corpus(_text_of(experiment), own_corpus(text))
     else:
@@ -162,6 +164,10 @@ def _named(experiment: Any, text: str) -> DataSource.Config | None:
 def _text_of(experiment: Any) -> DataSource.Config:
     """Returns the experiment's rows of text, or where its rows aren't text such as its model learns from."""
     data = experiment.data
+    if not isinstance(data, DataSource.Config):
+        kind = experiment.model._target
+        message = f"--data gives text, and {kind.__qualname__} learns from records of {kind.batch.__name__}"
+        raise UsageError(message)
     inner = data.source if isinstance(data, MaskedTokens.Config) else data
     return data if isinstance(inner, TextSource.Config) else default_data(experiment.model, data.sequence_length)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kanawa.composition.blame import BuildError, blamed
-from kanawa.contracts import Batch, CausalLM, MaskedLM, Model
+from kanawa.contracts import CausalLM, DataSource, MaskedLM, Model
 from kanawa.errors import KanawaError
 
 from kanawa_runtime.data.masked import MaskedTokens
@@ -13,7 +13,6 @@ from kanawa_runtime.rollouts.prompts import NO_QUESTION
 from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.train.batches import check_vocabulary
 from kanawa_runtime.train.rollout_slot import RolloutConfig
-from kanawa_runtime.train.trainer import Trainer
 
 
 def data_problems(config: Any) -> list[str]:
@@ -30,7 +29,7 @@ def data_problems(config: Any) -> list[str]:
         return problems
     try:
         with blamed(config.data, "data"):
-            problem = check_vocabulary(config.data.build(), config.model.vocab_size)
+            problem = check_vocabulary(config.data.build(), config.model)
     except BuildError as error:
         return [str(error)]
     except KanawaError:
@@ -46,12 +45,14 @@ def process_problems(config: Any, processes: int) -> list[str]:
 
 
 def _record(config: Any, kind: type[Model]) -> str:
-    """Returns what is wrong with a model whose batches this trainer doesn't make."""
-    if type(config) is not Trainer.Config or kind.batch is Batch:
+    """Returns what is wrong with a model that learns from other records than the data makes."""
+    made: Any = config.data._target if isinstance(config.data, DataSource.Config) else None
+    if made is not None and kind.batch is made.batch:
         return ""
+    found = "" if made is None else f", and {made.__qualname__} makes {made.batch.__name__}"
     return (
-        f"model: {kind.__qualname__} learns from records of {kind.batch.__name__}, and the trainer's data sources make "
-        "rows of tokens; train it from Python, as docs/your-own/experiment.md shows"
+        f"model: {kind.__qualname__} learns from records of {kind.batch.__name__}{found}; name a source of those with "
+        "--data. docs/your-own/experiment.md shows how to write one"
     )
 
 

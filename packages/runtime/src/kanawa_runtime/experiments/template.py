@@ -1,7 +1,7 @@
 """The experiment around a model that came without one: data it can learn from, a learner, sizes that fit."""
 
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from kanawa.config import Config
 from kanawa.contracts import CausalLM, ExperimentTemplate, MaskedLM, Model, PrecisionConfig
@@ -37,23 +37,19 @@ _RATES = (_Rate(5e7, 2e-3), _Rate(5e8, 6e-4), _Rate(2e10, 3e-4), _Rate(float("in
 class LanguageModelTemplate(ExperimentTemplate):
     """Language models on real text: Python's own library, until someone gives their own with `--data`.
 
+    Models that learn from other records need a source of those, by `--data` too.
+
     A causal model predicts the next token, a masked one what is hidden. The vocabulary is learned from the text and
     never larger than the model's. Lengths and rows suit the target: a processor gets short rows, an accelerator four
     rows a device, so that every mesh that uses all devices can split the batch.
     """
 
     def refusal(self, model: Config) -> str:
-        """Returns why the model is no language model over rows of tokens; "" if it is one."""
+        """Returns why it is no model; "" if it is one."""
         kind = model._target
-        if kind is not None and issubclass(kind, CausalLM | MaskedLM):
+        if kind is not None and issubclass(kind, Model):
             return ""
-        if kind is None or not issubclass(kind, Model):
-            return f"{type(model).__qualname__} is no config of a kanawa.contracts.Model"
-        return (
-            f"{kind.__qualname__} learns from records of {kind.batch.__name__}, and the trainer's data sources make "
-            "rows of tokens for a CausalLM or MaskedLM; train it from Python with a loop of your own, as "
-            "docs/your-own/experiment.md shows"
-        )
+        return f"{type(model).__qualname__} is no config of a kanawa.contracts.Model"
 
     def experiment(self, model: Config, platform: str | None = None, devices: int = 1) -> Trainer.Config:
         """Returns pretraining of the model from its initial weights; see the class for what is chosen how."""
@@ -62,9 +58,12 @@ class LanguageModelTemplate(ExperimentTemplate):
         count = count_parameters(module).total
         length = row_length(module, platform)
         peak = next(rate.peak for rate in _RATES if count <= rate.parameters)
+        kind: Any = model._target
+        # Other records than rows of tokens are for the user to name.
+        data: dict[str, Any] = {"data": default_data(model, length)} if issubclass(kind, CausalLM | MaskedLM) else {}
         return Trainer.Config(
+            **data,
             model=cast(Model.Config, model),
-            data=default_data(model, length),
             batch_size=max(_ROWS_PER_DEVICE * devices, _FEWEST_ROWS),
             steps=STEPS,
             precision=PrecisionConfig(compute="float32" if on_cpu else "bfloat16"),

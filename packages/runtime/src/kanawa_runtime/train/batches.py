@@ -142,11 +142,11 @@ def local_rows(abstract: Any) -> range:
 
     They are contiguous, because a mesh keeps each process's devices together along the batch.
     """
-    rows = abstract.input_ids.shape[0]
-    sharding = abstract.input_ids.sharding
-    if sharding is None:
+    first = jax.tree.leaves(abstract)[0]
+    rows = first.shape[0]
+    if first.sharding is None:
         return range(rows)
-    slices = sharding.addressable_devices_indices_map(abstract.input_ids.shape).values()
+    slices = first.sharding.addressable_devices_indices_map(first.shape).values()
     spans = [index[0].indices(rows) for index in slices]
     return range(min(start for start, _, _ in spans), max(stop for _, stop, _ in spans))
 
@@ -170,11 +170,24 @@ def global_batch(local: B, abstract: B, rows: range) -> B:
     return whole
 
 
-def check_vocabulary(source: DataSource, vocab_size: int) -> str | None:
-    """Returns what is wrong when the data has ids the model has no row for, else None."""
-    if source.vocab_size <= vocab_size:
+def weight_of(batch: Any) -> float:
+    """Returns what a host's part of a batch weighs: its targets, or where a record has no weights its rows."""
+    weights = getattr(batch, "loss_weights", None)
+    return float(len(jax.tree.leaves(batch)[0]) if weights is None else np.sum(weights))
+
+
+def bytes_of(source: DataSource, batch: Any) -> float | None:
+    """Returns the bytes of text that a host's part of a batch asks for; None where that means nothing."""
+    if not isinstance(batch, Batch | RolloutBatch):
+        return None
+    return source.target_bytes(np.asarray(batch.target_ids), np.asarray(batch.loss_weights))
+
+
+def check_vocabulary(source: DataSource, model: Any) -> str | None:
+    """Returns what is wrong when the data has ids that a model, by its config, has no row for, else None."""
+    if "vocab_size" not in model.fields() or source.vocab_size <= model.vocab_size:
         return None
     return (
-        f"data has {source.vocab_size} token ids, but model.vocab_size is {vocab_size}; "
+        f"data has {source.vocab_size} token ids, but model.vocab_size is {model.vocab_size}; "
         f"set model.vocab_size={source.vocab_size}, or a tokenizer with fewer"
     )

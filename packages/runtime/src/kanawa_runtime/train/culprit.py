@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from kanawa.contracts import Batch
 from kanawa.errors import INTERRUPTIONS
 
 from kanawa_runtime.train.attempt import Attempt
@@ -85,7 +84,6 @@ def _tried(attempt: Attempt, evaluator: Evaluator, rows: Rows) -> dict[int, str]
 def _repeated(rows: Rows, numbers: list[int], attempt: Attempt, evaluator: Evaluator) -> Any:
     abstract = evaluator.program.abstract_args[2]
     chosen = [rows[numbers[place % len(numbers)]] for place in range(attempt.config.batch_size)]
-    stacked: dict[str, Any] = {name: np.stack([row[name] for row in chosen]) for name in Batch._fields}
-    if abstract.segment_ids is None:
-        stacked |= {"positions": None, "segment_ids": None}
-    return global_batch(Batch(**stacked), abstract, local_rows(abstract))
+    present = {name: spec is not None for name, spec in abstract._asdict().items()}
+    stacked = {name: np.stack([row[name] for row in chosen]) if held else None for name, held in present.items()}
+    return global_batch(type(abstract)(**stacked), abstract, local_rows(abstract))

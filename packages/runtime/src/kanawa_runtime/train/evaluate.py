@@ -14,7 +14,7 @@ from kanawa.kernels import KernelChoice
 from kanawa.plugins import component
 
 from kanawa_runtime.data.trigram import ByteTrigram
-from kanawa_runtime.train.batches import global_batch, local_rows
+from kanawa_runtime.train.batches import bytes_of, global_batch, local_rows
 
 
 class Evaluator:
@@ -73,9 +73,11 @@ class Evaluator:
         self, source: DataSource, params: Any, state: Any, limit: int | None, until: Callable[[], bool]
     ) -> dict[str, Any] | None:
         abstract = self.program.abstract_args[2]
-        if source.packed != (abstract.segment_ids is not None):
-            kind = f"{type(source).__name__} is {'' if source.packed else 'not '}packed, other than the run's own data"
-            message = f"{kind}: one program evaluates both; name data of the same kind"
+        held = [name for name, field in source.fields.items() if field is not None]
+        wanted = [name for name in abstract._fields if getattr(abstract, name) is not None]
+        if held != wanted:
+            kind = f"{type(source).__name__} makes rows of {', '.join(held)}; the run's own data those of"
+            message = f"{kind} {', '.join(wanted)}: one program evaluates both; name data of the same kind"
             raise UsageError(message)
         program = self._program()
         rows = local_rows(abstract)
@@ -86,13 +88,15 @@ class Evaluator:
                 report = program(params, state, global_batch(local, abstract, rows))
                 values = np.asarray(report.values, np.float64)
                 total = values if total is None else total + values
-                num_bytes += source.target_bytes(local.target_ids, local.loss_weights) or 0.0
+                num_bytes += bytes_of(source, local) or 0.0
                 if until():
                     break
         if report is None or total is None:
             return None
         nats, tokens = report.main_loss(total)
-        record = {"loss": nats / max(tokens, 1.0), "tokens": tokens, "sequence_length": source.config.sequence_length}
+        record: dict[str, Any] = {"loss": nats / max(tokens, 1.0), "tokens": tokens}
+        if "input_ids" in source.fields:
+            record["sequence_length"] = source.config.sequence_length
         num_bytes = summed_over_hosts(num_bytes)
         if num_bytes:
             record["nats_per_byte"] = nats / num_bytes

@@ -162,7 +162,7 @@ def _data_digest(attempt: Attempt) -> str:
     with attempt.screen.phase("reading data"):
         source.documents("train")
     with attempt.screen.phase("learning the tokenizer"):
-        problem = check_vocabulary(source, attempt.config.model.vocab_size)
+        problem = check_vocabulary(source, attempt.config.model)
         if problem:
             raise UsageError(problem)
         return source.digest

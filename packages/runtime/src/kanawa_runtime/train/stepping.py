@@ -17,14 +17,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
 from kanawa_runtime.exit_codes import STOPPED
 from kanawa_runtime.train.attempt import Attempt
-from kanawa_runtime.train.batches import LeftOut, global_batch, local_rows, read_left_out, write_left_out
+from kanawa_runtime.train.batches import (
+    LeftOut,
+    bytes_of,
+    global_batch,
+    local_rows,
+    read_left_out,
+    weight_of,
+    write_left_out,
+)
 from kanawa_runtime.train.branch import row_offset
 from kanawa_runtime.train.culprit import culprits
 from kanawa_runtime.train.outcome import advice
@@ -145,8 +152,7 @@ class Stepper:
         faults.reached("in_step")
         self.state, report = self._stepped()
         faults.reached("in_collective")
-        tokens = float(np.sum(local.loss_weights))
-        num_bytes = self._source.target_bytes(local.target_ids, local.loss_weights)
+        tokens, num_bytes = weight_of(local), bytes_of(self._source, local)
         self.step += 1
         taken = _Pending(self.step, report, tokens, num_bytes, started, figures=figures)
         previous, self._pending = self._pending, taken

@@ -11,7 +11,6 @@ from kanawa.arrays.prng import step_key
 from kanawa.arrays.shardings import abstract_params, array_sharding, replicated
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import (
-    BATCH_AXES,
     Batch,
     BatchShape,
     Checkpointer,
@@ -24,6 +23,7 @@ from kanawa.contracts import (
     ModelLoss,
     Program,
     RolloutBatch,
+    RowField,
     Service,
     Workload,
 )
@@ -94,8 +94,10 @@ class Trainer(Workload):
             """Returns the data, drawn by the run's seed where theirs isn't pinned."""
             return self.data.seeded(self.seed)
 
-        def batch_shape(self) -> BatchShape:
-            """Returns the rows of a step's batch and the tokens of a row."""
+        def batch_shape(self) -> BatchShape | None:
+            """Returns the rows of a step's batch and the tokens of a row; None for rows that aren't of tokens."""
+            if not _has_tokens(self.data):
+                return None
             return BatchShape(self.batch_size, self.data.sequence_length)
 
         def check(self) -> list[str]:
@@ -198,24 +200,31 @@ class Trainer(Workload):
         shapes: Any = (step, params, state, placed)
         return TrainState(*shapes)
 
-    def abstract_batch(self, environment: Environment) -> Batch:
-        """Returns shapes, dtypes and shardings of one global batch, without opening the data."""
-        shape = self.config.batch_shape()[:2]
+    def abstract_batch(self, environment: Environment) -> Any:
+        """Returns the source's record of shapes, dtypes and shardings of one global batch, without opening the data."""
         mesh, rules = environment.mesh, environment.plan.activation_rules
-        sharding = None
-        if mesh is not None:
-            sharding = array_sharding(shape, BATCH_AXES.input_ids, rules, mesh, "batch_size")
-        ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
-        weights = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-        packed = self.source.packed
-        shapes: Any = (ids, ids, ids if packed else None, ids if packed else None, weights)
-        return Batch(*shapes)
+
+        def abstract(field: RowField | None) -> jax.ShapeDtypeStruct | None:
+            if field is None:
+                return None
+            shape, axes, sharding = (self.config.batch_size, *field.shape), ("batch", *field.axes), None
+            if mesh is not None:
+                sharding = array_sharding(shape, axes, rules, mesh, "batch_size")
+            return jax.ShapeDtypeStruct(shape, jnp.dtype(field.dtype), sharding=sharding)
+
+        record: Any = self.source.batch
+        return record(**{name: abstract(field) for name, field in self.source.fields.items()})
 
     def abstract_rollouts(self, batch: Batch) -> RolloutBatch:
         """Returns what a step takes where rows of such batches are prompts."""
         ids, numbers, rollouts = batch.input_ids, batch.loss_weights, self.config.rollouts
         old, near = (numbers if held else None for held in (rollouts.reuses_batches, rollouts.has_reference))
         return RolloutBatch(*(ids,) * 4, *(numbers,) * 3, old, near)
+
+
+def _has_tokens(data: DataSource.Config) -> bool:
+    kind: Any = data._target
+    return kind is not None and "input_ids" in kind.batch._fields
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct | None, whole: Any) -> jax.ShapeDtypeStruct:

@@ -114,7 +114,9 @@ class ModelRequest:
         else:
             # Under a causal mask query t sees t + 1 keys. A training step is worth three forward passes: the backward
             # has two matmuls for each of the forward's, one for each operand.
-            rows, length = program.abstract_args[-1].input_ids.shape
+            batch = program.abstract_args[-1]
+            # A row of another record counts as one position.
+            rows, length = batch.input_ids.shape if "input_ids" in batch._fields else (batch[0].shape[0], 1)
             context, passes = (length + 1) / 2, 3 if program.name == "train_step" else 1
         mesh = prepared.environment.mesh
         tokens = rows * length
