@@ -1,5 +1,6 @@
 """`kanawa launch local` with real processes: one is killed, all start again, and nothing shows in the losses."""
 
+import json
 import os
 import signal
 import subprocess
@@ -51,3 +52,20 @@ def test_what_no_other_start_would_mend_ends_the_gang_at_once(tmp_path):
     assert refused.returncode == 2
     assert "no.such" in said and "starting all of them again" not in said
     assert "has no field 'no'" in said and "starting all of them again" not in said
+
+
+def test_a_gang_does_what_services_ask_at_one_step(tmp_path):
+    service = json.dumps({"patience": 1, "higher_is_better": True, "factor": 0.5}, separators=(",", ":"))
+    options = ["--modify", f"service:name=rate-on-plateau,values={service}", "--set", "learner.steerable=true"]
+    stopping = json.dumps({"patience": 3, "higher_is_better": True}, separators=(",", ":"))
+    options += ["--modify", f"service:name=early-stopping,values={stopping}", "--set", "data.held_out_rows=16"]
+    steered = launch(tmp_path / "run", *options, "--set", "evaluation.every_steps=2")
+    said = steered.communicate(timeout=SECONDS)[1]
+    assert steered.returncode == 0, said
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    asked = [(event["step"], event["stop"], event["rate"]) for event in events if event["event"] == "steered"]
+    assert asked == [(4, False, 0.5), (6, False, 0.5), (8, True, 0.5)]
+    rates = {event["step"]: event["metrics"]["learning_rate"] for event in events if event["event"] == "step"}
+    assert max(rates) == 8
+    assert [rates[step] / rates[1] for step in (4, 5, 7)] == [1.0, 0.5, 0.25]
+    assert "stopped early (EarlyStopping: loss was best at step 2" in said

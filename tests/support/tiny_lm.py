@@ -161,11 +161,17 @@ class CountingTokens(DataSource):
         sequence_length: int = 16
         vocab_size: int = 64
         num_rows: int | None = None
+        held_out_rows: int = 0
 
     @property
     def num_rows(self) -> int | None:
         """The configured count."""
         return self.config.num_rows
+
+    def held_out(self) -> DataSource | None:
+        """The first `held_out_rows` rows, where there are any."""
+        rows = self.config.held_out_rows
+        return self.config.clone().set(num_rows=rows, held_out_rows=0).build() if rows else None
 
     @property
     def vocab_size(self) -> int:

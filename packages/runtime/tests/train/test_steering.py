@@ -51,20 +51,10 @@ class Broken(Service):
         raise RuntimeError("no idea")
 
 
-class HeldOut(tiny_lm.CountingTokens):
-    """Counts, and holds out two batches."""
-
-    class Config(tiny_lm.CountingTokens.Config):
-        """Unchanged."""
-
-    def held_out(self):
-        """The first rows."""
-        return self.config.clone().set(num_rows=16).build()
-
-
-def attempt(path, *services, data=HeldOut, steps=20, steerable=False, saves=100, from_step=None):
+def attempt(path, *services, held_out=16, steps=20, steerable=False, saves=100, from_step=None):
     cfg, lines = tiny_lm.tiny(), []
-    cfg.set(services=services, data=data.Config())
+    cfg.set(services=services)
+    cfg.data.set(held_out_rows=held_out)
     cfg.evaluation.set(every_steps=2, max_batches=2, final_batches=2)
     cfg.checkpoints.set(every_steps=saves)
     cfg.learner.set(steerable=steerable)
@@ -135,5 +125,5 @@ def test_a_metric_that_no_evaluation_has_is_named(tmp_path, caplog):
 
 
 def test_without_held_out_data_it_says_that_nothing_steers(tmp_path, caplog):
-    attempt(tmp_path / "run", EarlyStopping.Config(), data=tiny_lm.CountingTokens, steps=4)
+    attempt(tmp_path / "run", EarlyStopping.Config(), held_out=0, steps=4)
     assert caplog.text.count("services that steer by evaluations do nothing") == 1

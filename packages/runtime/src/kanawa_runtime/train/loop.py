@@ -378,9 +378,8 @@ class _Running:
         decision = self.steering.decided(self.evaluation)
         if not decision.reasons:
             return
-        said = "; ".join(decision.reasons)
         attempt.journal.write("steered", step=stepper.step, **dataclasses.asdict(decision))
-        attempt.screen.say(f"step {stepper.step}: {said}")
+        attempt.screen.say(f"step {stepper.step}: {'; '.join(decision.reasons)}")
         if decision.rate != 1.0:
             state = with_rate(stepper.state, decision.rate)
             if state is None:
@@ -388,7 +387,7 @@ class _Running:
             else:
                 stepper.state = state
         if decision.stop:
-            self.stopped_by = said
+            self.stopped_by = decision.stop_reason
         elif decision.save and stepper.step % attempt.config.checkpoints.every_steps != 0:
             self._save(started, stepper)
 

@@ -26,6 +26,7 @@ class Decision:
     stop: bool = False
     save: bool = False
     rate: float = 1.0
+    stop_reason: str = ""
 
 
 class Steering:
@@ -41,7 +42,7 @@ class Steering:
             return Decision()
         asked = json.dumps(dataclasses.asdict(self._asked(evaluation)))
         record = json.loads(shared_text(asked))
-        return Decision(tuple(record["reasons"]), record["stop"], record["save"], record["rate"])
+        return Decision(**{**record, "reasons": tuple(record["reasons"])})
 
     def without_evaluation(self) -> None:
         """Says once that there is nothing to steer by."""
@@ -66,6 +67,7 @@ class Steering:
             any(each.stop for _, each in asked),
             any(each.save for _, each in asked),
             rate,
+            "; ".join(f"{name}: {each.reason}" for name, each in asked if each.stop),
         )
 
 
