@@ -118,6 +118,17 @@ class Context:
             parent=self,
         )
 
+    @property
+    def layer(self) -> int | jax.Array | None:
+        """The index of the layer that runs, the innermost where stacks are nested; None outside of stacks."""
+        node = self
+        while node.parent is not None:
+            index = node.parent.layer_index.get(node.module.name)
+            if index is not None:
+                return index
+            node = node.parent
+        return None
+
     def path_of(self, name: str) -> str:
         """Returns the output path of `name` recorded here."""
         return join_path(self.path, name)

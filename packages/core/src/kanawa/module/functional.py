@@ -13,16 +13,18 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import Tree, flatten_paths, map_paths, merge_trees, unflatten_paths
 from kanawa.errors import ModuleError
 from kanawa.module.context import Context, LazyKey, installed, trace_state
-from kanawa.module.emission import Wanted
+from kanawa.module.emission import Change, Wanted
 from kanawa.module.module import Module
 from kanawa.module.outputs import Collector, Outputs
 
 
 def functional(module: Module, method: str = "forward") -> Callable[..., tuple[Any, Outputs]]:
-    """Returns `f(params, state, *args, key=None, train=False, emit=(), **kwargs) -> (result, Outputs)`, pure.
+    """Returns `f(params, state, *args, key=None, train=False, emit=(), intervene=None, **kwargs)`, pure.
 
-    `key` seeds every random draw; `emit` are path globs of values to keep in `Outputs.emitted`, and one that matches
-    nothing raises EmissionError, which lists what there is.
+    It returns (result, Outputs). `key` seeds every random draw; `emit` are path globs of values to keep in
+    `Outputs.emitted`. `intervene` maps such globs to functions `(value, layer) -> value`: the model goes on with what
+    they return, of the same shapes and dtypes; `layer` is the index in a stack, traced in a loop, None outside of one.
+    A glob that matches nothing raises EmissionError, which lists what there is.
     """
     if not callable(getattr(module, method, None)):
         message = f"{module.path} ({type(module).__name__}) has no method {method!r}"
@@ -35,9 +37,10 @@ def functional(module: Module, method: str = "forward") -> Callable[..., tuple[A
         key: jax.Array | None = None,
         train: bool = False,
         emit: tuple[str, ...] = (),
+        intervene: Mapping[str, Change] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Outputs]:
-        wanted = Wanted((emit,) if isinstance(emit, str) else emit)
+        wanted = Wanted((emit,) if isinstance(emit, str) else emit, intervene)
         collector = Collector(wanted)
         context = Context(
             module=module,

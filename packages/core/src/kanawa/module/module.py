@@ -31,6 +31,7 @@ from kanawa.module.context import (
 from kanawa.module.metrics import Metric
 from kanawa.module.outputs import Loss
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 P = Parameters("P")
 R = TypeVar("R", covariant=True)
@@ -353,14 +354,29 @@ class Module(Configurable, abstract=True):
         loss = Loss(jnp.asarray(total, jnp.float32), jnp.asarray(weight, jnp.float32), coefficient, primary)
         context.collector.put("losses", context.path_of(name), loss)
 
-    def emit(self, name: str, value: Any) -> None:
-        """Offers a value for inspection; it is returned only where the caller asked for its path."""
+    def emit(self, name: str, value: T) -> T:
+        """Offers a value for inspection and change; returns it, or what the caller puts in its place: go on with that.
+
+        Only where the caller asked for its path, it is among the outputs.
+        """
         context = self._context("emit")
-        path = context.path_of(name)
+        wanted, path = context.collector.wanted, context.path_of(name)
+        new: T = wanted.changed(path, value, context.layer)
+        taken = wanted.takes(path)
         # Checked only where someone asked: other values can't leak out of a bare transform.
-        if context.collector.wanted.takes(path):
+        if taken or new is not value:
             context.check_trace(f"emit({name!r}) is called")
-            context.collector.put("emitted", path, value)
+        if taken:
+            context.collector.put("emitted", path, new)
+        return new
+
+    def emit_made(self, name: str, make: Callable[[], Any]) -> None:
+        """Emits what `make` returns, which is computed for this alone, and so only where the caller asked for it."""
+        context = self._context("emit_made")
+        path = context.path_of(name)
+        if context.collector.wanted.takes(path):
+            context.check_trace(f"emit_made({name!r}) is called")
+            context.collector.put("emitted", path, make())
 
     def offer(self, name: str, value: Any) -> None:
         """Lets modules that run later read `value` as `self.offered(name)`; a later offer takes an earlier one's place.

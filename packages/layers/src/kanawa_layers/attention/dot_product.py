@@ -2,7 +2,7 @@
 
 import abc
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,10 @@ class DotProduct(kn.Module):
 
 
 class SoftmaxDotProduct(DotProduct):
-    """Softmax over keys, in fp32, through the `attention` operation and its kernels."""
+    """Softmax over keys, in fp32, through the `attention` operation and its kernels.
+
+    Emits `weights` [B, H, T, S], which are computed, apart, only where they are asked for.
+    """
 
     takes_slopes: ClassVar[bool] = True
 
@@ -75,8 +78,8 @@ class SoftmaxDotProduct(DotProduct):
             # With positions in arrays no kernel knows in advance which blocks a mask hides, so they are passed only
             # where needed: causality and windows depend on differences, which are the same in a packed row.
             placed = positions if sequences.positions is not None and mask.uses & _ABSOLUTE else None
-            return attention(
-                q, keys.k, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
+            return self._attend(
+                q, keys, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
                 scale=cfg.scale, logit_cap=cfg.logit_cap,
                 q_positions=placed, kv_positions=placed, prefix_lengths=prefix,
                 q_segment_ids=query_segments(q, sequences, kv_segment_ids),
@@ -88,8 +91,8 @@ class SoftmaxDotProduct(DotProduct):
         last = sequences.positions is None and keys.kv_positions is None and (paged or q.shape[1] == 1)
         # Causality already hides entries past a row's end, so most masks need no lengths.
         ends = last or paged or not mask.causal or mask.needs_prefix
-        return attention(
-            q, keys.k, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
+        return self._attend(
+            q, keys, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
             scale=cfg.scale, logit_cap=cfg.logit_cap, q_positions=None if last else positions,
             kv_positions=None if last or paged else key_positions(keys),
             kv_lengths=keys.kv_lengths if ends else None,
@@ -97,6 +100,29 @@ class SoftmaxDotProduct(DotProduct):
             query_starts=sequences.query_starts if paged else None,
             mode="decode" if q.shape[1] == 1 else "prefill",
         )  # fmt: skip
+
+    def _attend(self, q: jax.Array, keys: CacheView, v: jax.Array, **options: Any) -> Float[Array, "B T H V"]:
+        self.emit_made("weights", lambda: attention_weights(q, keys, **options))
+        return attention(q, keys.k, v, **options)
+
+
+def attention_weights(
+    q: Float[Array, "B T H D"], keys: CacheView, *, page_table: Any = None, query_starts: Any = None, **options: Any
+) -> Float[Array, "B H T S"]:
+    """Returns the fp32 weights of softmax attention; `options` are those of `attention`.
+
+    Raises ModuleError for ragged rows, whose queries have keys of their own.
+    """
+    del page_table
+    if query_starts is not None:
+        message = "attention weights of a ragged row (query_starts) aren't one array; ask for rows of their own"
+        raise ModuleError(message)
+    k, _ = _dense(keys, q.dtype)
+    # Weighing the rows of the identity gives the weights, by the same mask, bias, cap and sinks.
+    length = k.shape[1]
+    identity = jnp.broadcast_to(jnp.eye(length)[None, :, None], (k.shape[0], length, k.shape[2], length))
+    out = attention(q.astype(jnp.float32), k.astype(jnp.float32), identity, **options)
+    return jnp.moveaxis(out, 1, 2)
 
 
 def score_offsets(
@@ -176,6 +202,7 @@ class SigmoidDotProduct(DotProduct):
         allowed = _allowed(q, keys, mask, sequences, positions, kv_segment_ids)
         # Zeroed after the sigmoid: without a normaliser there is no need for scores of minus infinity.
         weights = weights if allowed is None else jnp.where(allowed[:, None], weights, 0.0)
+        weights = self.emit("weights", weights)
         return jnp.einsum("bhts,bshd->bthd", weights.astype(v.dtype), v)
 
 

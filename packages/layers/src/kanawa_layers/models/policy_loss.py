@@ -38,7 +38,7 @@ class PolicyLoss(TokenLoss):
         cfg, weights = self.config, batch.loss_weights
         cap = head.config.logit_cap
         logprobs = -target_nll(head.scaled(x), head.weight(), batch.target_ids, head.tied, cap)
-        self.emit("logprobs", logprobs)
+        logprobs = self.emit("logprobs", logprobs)
         if not self.train:
             self.add_loss("cross_entropy", -jnp.sum(logprobs * weights), jnp.sum(weights), primary=True)
             return

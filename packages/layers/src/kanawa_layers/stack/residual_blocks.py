@@ -117,15 +117,14 @@ class ResidualBlock(Block):
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         y, cache = getattr(self, branch)(self._read(branch, x), sequences, cache)
         # Before norms and scales, so that blocks of all kinds can be compared.
-        self.emit(f"{branch}_output", y)
+        y = self.emit(f"{branch}_output", y)
         return self._join(branch, x, y), cache
 
     def _transformed(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
         y = self.feed_forward(self._read("feed_forward", x), sequences)
-        self.emit("feed_forward_output", y)
+        y = self.emit("feed_forward_output", y)
         x = self._join("feed_forward", x, y)
-        self.emit("residual_stream", x)
-        return x
+        return self.emit("residual_stream", x)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, Any]:
@@ -262,15 +261,14 @@ class ParallelBlock(ResidualBlock):
         """Returns the residual stream after both branches, and the attention's cache."""
         normed = self.attention_norm(x)
         mixed, cache = self.attention(normed, sequences, cache)
-        self.emit("attention_output", mixed)
+        mixed = self.emit("attention_output", mixed)
         # The one norm is called once: a second call would record its outputs twice.
         if self.feed_forward_norm is not None:
             normed = self.feed_forward_norm(x)
         transformed = self.feed_forward(normed, sequences)
-        self.emit("feed_forward_output", transformed)
+        transformed = self.emit("feed_forward_output", transformed)
         x = self._join("feed_forward", self._join("attention", x, mixed), transformed)
-        self.emit("residual_stream", x)
-        return x, cache
+        return self.emit("residual_stream", x), cache
 
 
 class MixerBlock(Block):
@@ -301,10 +299,9 @@ class MixerBlock(Block):
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the residual stream after the branch, and the mixer's cache."""
         mixed, cache = self.mixer(self.norm(x), sequences, cache)
-        self.emit("mixer_output", mixed)
+        mixed = self.emit("mixer_output", mixed)
         x = self.residual(x, mixed)
-        self.emit("residual_stream", x)
-        return x, cache
+        return self.emit("residual_stream", x), cache
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
