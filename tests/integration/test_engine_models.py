@@ -15,7 +15,7 @@ import pytest
 from asking import ids_of, outputs_of
 from kanawa.arrays.plan import ExecutionPlan
 from kanawa.arrays.shardings import param_shardings
-from kanawa.contracts import Cache, CacheView, DeviceMesh, Environment, FeedForward
+from kanawa.contracts import Cache, CacheView, DeviceMesh, Environment, FeedForward, Positions
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
 from kanawa_layers.attention.quantised_cache import QuantisedCache
@@ -32,7 +32,7 @@ from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.paged_model import cache_shardings, paged_model
-from kanawa_runtime.serve.engine.request import Request, SamplingParams
+from kanawa_runtime.serve.engine.request import Request, RequestError, SamplingParams
 from kanawa_runtime.serve.generate import Generator, SamplingConfig
 
 VOCAB, NEW = 64, 10
@@ -254,3 +254,23 @@ def test_a_quantised_cache_is_served_quantised():
     ids, stats = through_engine(quantised, params)
     assert ids == alone(quantised, params)
     assert stats["prefix_cache_queries"] > 0
+
+
+def test_a_models_own_length_bounds_the_engine_unless_asked(caplog):
+    cfg = llama(num_layers=1, **HEADS)
+    assert cfg.build().trained_length() is None
+    for trained, scaling, own in ((512, None, 512), (512, kn.component("layers", "linear-scaling"), 2048)):
+        positions = [node for _, node in cfg.walk() if isinstance(node, Positions.Config)]
+        for node in positions:
+            node.set(trained_length=trained, scaling=None if scaling is None else scaling.Config(factor=4.0))
+        model = cfg.build()
+        assert model.trained_length() == own
+        built = LLMEngine(model, parameters(model), config=EngineConfig(max_sequences=1))
+        assert built.limits.max_length == own
+        prompt = Request(id="0", prompt_ids=(1,) * (own + 1))
+        with pytest.raises(RequestError, match=f"sequences at most {own}"):
+            built.check_request(prompt)
+    assert "may make no sense" not in caplog.text
+    asked = LLMEngine(model, parameters(model), config=EngineConfig(max_sequences=1, max_length=4096))
+    asked.check_request(prompt)
+    assert "trained on sequences of 2048" in caplog.text

@@ -251,6 +251,12 @@ class Module(Configurable, abstract=True):
         return min(limits, default=None)
 
     @nowrap
+    def trained_length(self) -> int | None:
+        """Returns how long sequences are that it was trained on, as far as its layers know; None where none does."""
+        lengths = [length for child in self.children.values() if (length := child.trained_length()) is not None]
+        return min(lengths, default=None)
+
+    @nowrap
     def layer_number(self, child: str, index: int) -> int:
         """Returns the number that copy `index` of a stacked child, or place `index` of a list, has in foreign names."""
         del child

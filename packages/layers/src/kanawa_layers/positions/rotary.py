@@ -64,6 +64,16 @@ class Rotary(Positions):
         scaling: FrequencyScaling = cfg.scaling.build()
         return scaling.stretch(inv_freq, cfg.theta, dim)
 
+    @kn.nowrap
+    def trained_length(self) -> int | None:
+        """Returns `trained_length`, as many times as `scaling` stretches the slowest frequency."""
+        cfg, dim = self.config, self.rotated_dim
+        length: int | None = cfg.trained_length
+        if length is None or cfg.scaling is None or not dim:
+            return length
+        slowest = float(cfg.theta) ** -((dim - 2) / dim)
+        return round(length * max(1.0, slowest / float(self.inverse_frequencies()[-1])))
+
     def rotate(
         self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T *streams"]
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"]]:

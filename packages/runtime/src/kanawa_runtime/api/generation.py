@@ -36,6 +36,10 @@ def generated(
     if is_text and tokenizer is None:
         raise no_tokenizer(opened)
     ids = [_ids(prompt, tokenizer, opened.composition.config.model.vocab_size) for prompt in prompts]
+    longest = max(map(len, ids)) + max_tokens
+    if opened.trained_length is not None and longest > opened.trained_length:
+        why = f"of {opened.trained_length}: what comes after those may make no sense"
+        logger.warning("%d tokens are asked for, and the model was trained on sequences %s", longest, why)
     model = opened.trainer.model
     if not isinstance(model, CausalLM):
         message = f"{opened.directory}: {type(model).__qualname__} continues no prompt; models that do are CausalLMs"

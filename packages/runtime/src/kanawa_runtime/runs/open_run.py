@@ -56,6 +56,8 @@ class OpenedRun:
     params: Any
     state: Any
     step: int
+    #: How long the sequences are that the model was trained on; None where nobody knows.
+    trained_length: int | None = None
 
 
 def open_run(
@@ -100,7 +102,7 @@ def open_run(
     abstract = trainer.abstract_state(where)
     if stored is not None:
         params, state = place(fitted(stored, trainer.model), abstract.params), place(stored.state, abstract.state)
-        return OpenedRun(directory, composition, trainer, where, params, state, 0)
+        return OpenedRun(directory, composition, trainer, where, params, state, 0, trainer.model.trained_length())
     trained = _trained_workload(cfg, target, modifiers, overrides, trainer)
     with where.active():
         stored_state = abstract if trained is trainer else trained.abstract_state(where)
@@ -123,7 +125,9 @@ def open_run(
             plain = to_plain(trained.model, params)
             params = place(flatten_paths(reformed(trainer.model, plain)), abstract.params)
     state = restored.items["state"]
-    return OpenedRun(directory, composition, trainer, where, params, state, restored.step)
+    lengths = (trainer.model.trained_length(), cfg.data.sequence_length)
+    longest = max((length for length in lengths if length is not None), default=None)
+    return OpenedRun(directory, composition, trainer, where, params, state, restored.step, longest)
 
 
 def _trained_workload(

@@ -25,10 +25,15 @@ _DEFAULT_LENGTH = 2048
 
 
 def build_core(
-    model: CausalLM, config: EngineConfig, environment: Environment, known: np.ndarray | None, draft: Draft | None
+    model: CausalLM,
+    config: EngineConfig,
+    environment: Environment,
+    known: np.ndarray | None,
+    draft: Draft | None,
+    trained_length: int | None = None,
 ) -> EngineCore:
     """Returns the core without parameters; raises UsageError where config, model and draft don't fit."""
-    max_length = _max_length(model, config)
+    max_length = _max_length(model, config, trained_length)
     adapters = AdapterSlots(model, config.adapter_slots, config.adapter_rank) if config.adapter_slots else None
     programs = _programs(model if adapters is None else adapters.model, config, environment, max_length, known)
     paged, shapes = programs.paged, programs.shapes
@@ -64,12 +69,19 @@ def build_core(
     return EngineCore(programs, scheduler, max_length, adapters, speculator, transfer)
 
 
-def _max_length(model: CausalLM, config: EngineConfig) -> int:
+def _max_length(model: CausalLM, config: EngineConfig, trained_length: int | None) -> int:
     longest = model.longest_sequence()
-    max_length = config.max_length or min(longest or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
+    known = [length for length in (longest, trained_length) if length is not None]
+    max_length = config.max_length or min([*known, _DEFAULT_LENGTH])
     if longest is not None and max_length > longest:
         message = f"max_length is {max_length}, but the model has positions for {longest} tokens"
         raise RequestError(message, "max_length")
+    if trained_length is not None and max_length > trained_length:
+        logger.warning(
+            "max_length is %d, and the model was trained on sequences of %d: what it writes beyond may make no sense; "
+            "--modify rope-yarn:factor=… and its siblings stretch rotary positions",
+            max_length, trained_length,
+        )  # fmt: skip
     return max_length
 
 

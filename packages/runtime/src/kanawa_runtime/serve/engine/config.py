@@ -6,9 +6,10 @@ from kanawa.config import Config, Count, FloatDtype, Size
 class EngineConfig(Config):
     """Sizes of an engine; all programs that they ask for are compiled before the first request.
 
-    `max_length` counts prompt and new tokens (None: what the model was made for, at most 2048). The cache has
-    `num_pages` pages of `page_size` tokens: by default as many as `cache_bytes` hold, else enough for all sequences at
-    full length. `cache_dtype` None is the computing one, which pages need; `int8_cache` stores codes and scales.
+    `max_length` counts prompt and new tokens (None: what the model was trained on, at most 2048; more is said to be
+    too long, and served). The cache has `num_pages` pages of `page_size` tokens: by default as many as `cache_bytes`
+    hold, else enough for all sequences at full length. `cache_dtype` None is the computing one, which pages need;
+    `int8_cache` stores codes and scales.
     A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
     `prefill_tokens`. While none wait and all are greedy, `fused_steps` tokens are decoded in one call.
     `batch_sizes` and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's

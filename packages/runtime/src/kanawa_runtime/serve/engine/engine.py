@@ -60,7 +60,8 @@ class LLMEngine:
     """Serves many requests at once with one model; see `request.Engine` for what its methods promise.
 
     `params` and `state` are those the model was trained with. `known`, bool of at most the vocabulary, are the ids the
-    tokenizer has: padded ids are never drawn. Prefixes are reused unless a layer has a state, which pages don't hold.
+    tokenizer has: padded ids are never drawn. `trained_length`, of the sequences it was trained on, bounds the default
+    length. Prefixes are reused unless a layer has a state, which pages don't hold.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class LLMEngine:
         config: EngineConfig | None = None,
         known: np.ndarray | None = None,
         draft: Draft | None = None,
+        trained_length: int | None = None,
     ) -> None:
         self.config = cfg = (config or EngineConfig()).clone().freeze()
-        self._core = core = build_core(model, cfg, environment or Environment(), known, draft)
+        trained_length = trained_length or model.trained_length()
+        self._core = core = build_core(model, cfg, environment or Environment(), known, draft, trained_length)
         self.environment, self.max_length, self.transfer = core.programs.environment, core.max_length, core.transfer
         self._programs, self._adapters = core.programs, core.adapters
         self._load(params, state or {})
@@ -100,7 +103,7 @@ class LLMEngine:
             raise UsageError(message)
         tokenizer = tokenizer_of(run)
         known = None if tokenizer is None else tokenizer.known
-        return cls(model, run.params, run.state, run.environment, config, known, draft)
+        return cls(model, run.params, run.state, run.environment, config, known, draft, run.trained_length)
 
     @property
     def limits(self) -> EngineLimits:
