@@ -52,6 +52,16 @@ def test_files_are_written_without_asking_the_engine(capsys, tmp_path):
     assert (tmp_path / "files" / "job.sbatch").read_text().startswith("#!/bin/bash\n")
 
 
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_a_dry_run_composes_the_experiment(capsys, launcher):
+    words = (launcher, "tiny-lm", "--run", "/shared/run", "--on", "cpu-4", "--dry-run")
+    assert launch(capsys, *words)[0] == 0
+    code, out, err = launch(capsys, *words, "--set", "batch_sise=3")
+    assert (code, out) == (2, "")
+    assert "batch_sise" in err and "batch_size" in err
+    assert launch(capsys, launcher, "tiny-ln", "--run", "/r", "--on", "cpu-4", "--dry-run")[0] == 2
+
+
 def test_settings_of_an_engine(capsys):
     code, out, _ = launch(capsys, "slurm", "--options")
     assert code == 0 and "settle_seconds" in out

@@ -76,9 +76,13 @@ def test_the_page_says_what_the_run_does(tmp_path):
         assert "evaluate, for" in shown
         assert "&lt;script&gt;" in shown
         assert "test_the_page_says_what_the_run_does" in get(f"{url}stacks")
-        for path, host, code in (("nothing", None, 404), ("", "evil.example:80", 403)):
+        assert (tmp_path / "status-page.url").stat().st_mode & 0o077 == 0
+        port = url.rsplit("/", 2)[0]
+        wrong = (f"{port}/", f"{port}/status.json", f"{port}/x/stacks")
+        asked = [(url + "nothing", None, 404), (url, "evil.example:80", 403), *((place, None, 403) for place in wrong)]
+        for place, host, code in asked:
             with pytest.raises(urllib.error.HTTPError) as raised:
-                get(url + path, host)
+                get(place, host)
             assert raised.value.code == code
             raised.value.close()
     finally:

@@ -71,7 +71,7 @@ class Rotary(Positions):
         length: int | None = cfg.trained_length
         if length is None or cfg.scaling is None or not dim:
             return length
-        slowest = float(cfg.theta) ** -((dim - 2) / dim)
+        slowest: float = cfg.theta ** -((dim - 2) / dim)
         return round(length * max(1.0, slowest / float(self.inverse_frequencies()[-1])))
 
     def rotate(

@@ -109,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
     job = job_from(args, serves=launcher.serves, is_here=launcher.is_here)
     launcher.check(job)
     files = launcher.render(job)
+    if args.dry_run and not launcher.serves:
+        _compose_here(args, job)
     if args.dry_run and args.out is None:
         _show(args, job, files)
         return 0
@@ -190,6 +192,24 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
+def _processes(job: Job) -> str:
+    return str(job.slices * job.hosts_per_slice * job.processes_per_host)
+
+
+def _compose_here(args: argparse.Namespace, job: Job) -> None:
+    """Composes the experiment of a dry run, which needs no process of its own: raises UsageError where it can't be."""
+    from kanawa.api.experiment import experiment
+
+    before = os.environ.get("KANAWA_PROCESSES")
+    os.environ["KANAWA_PROCESSES"] = _processes(job)
+    try:
+        _ = experiment(args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data).composition
+    finally:
+        del os.environ["KANAWA_PROCESSES"]
+        if before is not None:
+            os.environ["KANAWA_PROCESSES"] = before
+
+
 def _check_experiment(args: argparse.Namespace, job: Job) -> None:
     """Composes the experiment before machines are asked for; raises UsageError where it can't be, or can't run so.
 
@@ -199,8 +219,7 @@ def _check_experiment(args: argparse.Namespace, job: Job) -> None:
     words += [word for text in args.modify for word in ("--modify", text)]
     words += [word for text in args.set for word in ("--set", text)]
     command = [sys.executable, "-P", "-m", "kanawa.cli", "show", *words]
-    processes = job.slices * job.hosts_per_slice * job.processes_per_host
-    environment = {**os.environ, "KANAWA_PROCESSES": str(processes)}
+    environment = {**os.environ, "KANAWA_PROCESSES": _processes(job)}
     done = subprocess.run(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
     )

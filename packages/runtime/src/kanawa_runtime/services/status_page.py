@@ -1,9 +1,12 @@
 """What a run is doing, to look at while it runs: a small page and JSON, on this machine only."""
 
 import faulthandler
+import hmac
 import html
 import json
 import logging
+import os
+import secrets
 import tempfile
 import threading
 import time
@@ -26,9 +29,10 @@ _LOCAL_NAMES = ("127.0.0.1", "localhost")
 
 
 class StatusPage(Service):
-    """Serves `/` (a page), `/status.json` and `/stacks` on 127.0.0.1 at `port`; 0 takes a free one.
+    """Serves a page, `status.json` and `stacks` on 127.0.0.1 at `port`; 0 takes a free one.
 
-    The address is logged, and written to `RUN/status-page.url`. `/stacks` are the Python stacks of the first process.
+    The address has a token, without which nothing is shown: other users of the machine reach the port too. It is logged
+    and written to `RUN/status-page.url`, for the run's owner to read. `stacks` are those of the first process.
     """
 
     class Config(Service.Config):
@@ -37,6 +41,7 @@ class StatusPage(Service):
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self._lock = threading.Lock()
+        self._token = secrets.token_urlsafe(24)
         self._records: dict[str, Mapping[str, Any]] = {}
         self._section: tuple[str, int, float] = ("setup", 0, time.monotonic())
         self._server: ThreadingHTTPServer | None = None
@@ -59,8 +64,11 @@ class StatusPage(Service):
 
         self._server = ThreadingHTTPServer(("127.0.0.1", self.config.port), Handler)
         self._server.daemon_threads = True
-        url = f"http://127.0.0.1:{self._server.server_port}/"
-        Path(run.directory, "status-page.url").write_text(url + "\n")
+        url = f"http://127.0.0.1:{self._server.server_port}/{self._token}/"
+        file = Path(run.directory, "status-page.url")
+        file.unlink(missing_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+            written.write(url + "\n")
         logger.warning("the run's status page is %s", url)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="status-page", daemon=True)
         self._thread.start()
@@ -104,16 +112,20 @@ class StatusPage(Service):
         """Answers a request for one of the three; anything else is not found."""
         # A page of somebody else's that a browser shows here could ask under a name of its own that leads here.
         host = (request.headers.get("Host") or "").rpartition(":")[0] or request.headers.get("Host")
+        _, _, rest = request.path.partition("/")
+        token, _, path = rest.partition("/")
         if host not in _LOCAL_NAMES:
             _send(request, 403, "text/plain", "ask for 127.0.0.1 or localhost\n")
-        elif request.path == "/status.json":
+        elif not hmac.compare_digest(token.encode(), self._token.encode()):
+            _send(request, 403, "text/plain", "ask at the address in the run's status-page.url\n")
+        elif path == "status.json":
             _send(request, 200, "application/json", json.dumps(self.status(run)))
-        elif request.path == "/stacks":
+        elif path == "stacks":
             _send(request, 200, "text/plain", stacks())
-        elif request.path == "/":
+        elif not path:
             _send(request, 200, "text/html", page(self.status(run)))
         else:
-            _send(request, 404, "text/plain", "there are /, /status.json and /stacks\n")
+            _send(request, 404, "text/plain", "there are a page, status.json and stacks\n")
 
 
 def stacks() -> str:
@@ -140,7 +152,7 @@ def page(status: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="5"><title>{title}</title>'
         "<style>body{font:15px system-ui;margin:2em}th{text-align:left;padding-right:1em;vertical-align:top}</style>"
-        f'<h1>{title}</h1><table>{cells}</table><p><a href="/status.json">JSON</a> <a href="/stacks">stacks</a>'
+        f'<h1>{title}</h1><table>{cells}</table><p><a href="status.json">JSON</a> <a href="stacks">stacks</a>'
     )
 
 

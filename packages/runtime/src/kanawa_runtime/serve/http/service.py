@@ -203,7 +203,8 @@ class Service:
 
     def check_share(self, shares: Shares, client: str, count: int = 1) -> None:
         """Raises the 429 of a client that has its share of the server's places."""
-        if not shares.has_room(client, count):
+        # More than there is at all is the engine's to refuse.
+        if count <= shares.free and not shares.has_room(client, count):
             message = "this client's requests have their share of the server's room; the rest of it is for others"
             raise ApiError(429, message, code="client_queue_full", headers={"Retry-After": "1"})
 

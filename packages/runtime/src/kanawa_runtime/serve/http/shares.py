@@ -29,10 +29,15 @@ class Shares:
         """How many one client gets while nobody else has any."""
         return max(n for n in range(1, self.places + 1) if n == 1 or n - 1 < _TIMES_FREE * (self.places - n + 1))
 
+    @property
+    def free(self) -> int:
+        """Places that nobody has."""
+        return self.places - self._total
+
     def has_room(self, client: str, count: int = 1) -> bool:
         """Returns whether a client may take so many places."""
         before = self._held[client] + count - 1
-        return before < _TIMES_FREE * (self.places - self._total - count + 1)
+        return before < _TIMES_FREE * (self.free - count + 1)
 
     def take(self, client: str, count: int = 1) -> None:
         """Counts places as taken."""
