@@ -24,6 +24,8 @@ ENTRIES = {
     "kanawa.remat": ["full = fake_taker:Cache", "save-qkv-and-output = fake_taker:Cache"],
     "kanawa.templates": ["pretraining = fake_taker:Cache"],
     "kanawa.model_stores": ["run = fake_taker:Cache"],
+    "kanawa.api": ["train = fake_taker:Cache", "open = fake_taker:Cache"],
+    "kanawa.hf_families": ["llama = fake_taker:Cache"],
 }
 
 
@@ -65,6 +67,15 @@ def test_the_servers_pages_are_ours(stranger):
     assert {type(node).__module__ for _, node in paged.model.config.walk() if "Paged" in type(node).__qualname__} == {
         "kanawa_layers.attention.paged_cache"
     }
+
+
+def test_functions_of_kn_and_families_of_others_checkpoints_are_ours(stranger):
+    from kanawa.api.provided import provided
+    from kanawa_layers.convert.families import family
+
+    assert provided("open").__module__.startswith("kanawa_runtime")
+    assert family("llama").__class__.__module__ != "fake_taker"
+    assert kn.compose("llama2-7b", "h100-8").config.model is not None
 
 
 def test_asking_for_the_bare_name_is_an_error_that_says_how_to_choose(stranger):

@@ -18,7 +18,7 @@ def provided(name: str) -> Callable[..., Any]:
     Raises UsageError naming the `pip install` where none is installed, PluginError where one is there and unusable.
     """
     try:
-        function: Callable[..., Any] = component(KIND, name)
+        function: Callable[..., Any] = component(KIND, name, asker=CORE)
     except UnknownNameError as error:
         home = _HOMES[name]
         installed = host().installed()

@@ -74,7 +74,7 @@ def _from_hf(args: argparse.Namespace) -> dict[str, Any]:
     folder, _, table, names = store.inspect(args.source)
     dtypes = {name: folder.tensors[held].dtype for name, held in names.items()}
     if not args.dry_run:
-        component(_KIND, "run")().save(args.destination, store.load(args.source))
+        component(_KIND, "run", asker="kanawa-layers")().save(args.destination, store.load(args.source))
     skipped = sorted(set(folder.tensors) - set(names.values()))
     return {
         "model_type": folder.config["model_type"],
@@ -108,7 +108,7 @@ def _store_of(directory: Path) -> ModelStore:
 
     from kanawa_layers.convert.errors import ConvertError
 
-    names = [state.name for state in host().components(_KIND) if state.name != _OURS]
+    names = [state.key for state in host().components(_KIND) if state.name != _OURS and state.state.usable]
     for name in names:
         store: ModelStore = component(_KIND, name)()
         if store.holds(directory):

@@ -47,7 +47,7 @@ def family(model_type: str) -> ForeignFamily:
         near = did_you_mean(model_type, known)
         message = f"no installed package knows the model_type {model_type[:80]!r}{near}; known: {', '.join(known)}"
         raise UnknownFamilyError(message)
-    known_family: ForeignFamily = component(KIND, model_type)
+    known_family: ForeignFamily = component(KIND, model_type, asker="kanawa-layers")
     return known_family
 
 

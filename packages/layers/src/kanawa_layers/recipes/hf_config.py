@@ -50,7 +50,7 @@ def activation(name: str) -> Callable[..., Any]:
     if name not in names:
         message = f"unknown activation {name!r}{did_you_mean(name, names)}"
         raise ForeignConfigError(message)
-    function: Callable[..., Any] = component(ACTIVATIONS, name)
+    function: Callable[..., Any] = component(ACTIVATIONS, name, asker="kanawa-layers")
     return function
 
 

@@ -16,7 +16,7 @@ def pretraining(
 
     The warm-up is the usual 2,000 steps, or a tenth of a run that is too short for them.
     """
-    cfg = kn.component("models", model)()
+    cfg = kn.component("models", model, asker="kanawa-runtime")()
     return Trainer.Config(
         model=cfg,
         data=RandomTokens.Config(sequence_length=sequence_length, vocab_size=cfg.vocab_size),
