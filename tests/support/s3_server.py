@@ -34,7 +34,6 @@ class S3Server:
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_MAX_ATTEMPTS": "2",
         }
 
     def client(self) -> Any:

@@ -3,11 +3,16 @@
 import errno
 import logging
 import os
+import shutil
+import threading
+import time
 
 import pytest
-from kanawa_runtime.checkpoint import CheckpointUnreadableError, OrbaxCheckpointer, layout
+from kanawa.contracts import CheckpointSaveError
+from kanawa.guarded_read import UnreadableFileError
+from kanawa_runtime.checkpoint import CheckpointUnreadableError, OrbaxCheckpointer, ShardedCheckpointer, layout
 from kanawa_runtime.runs.events import EventLog, EventLogError, read_events
-from kanawa_runtime.runs.run_directory import RunDirectory, RunDirectoryError
+from kanawa_runtime.runs.run_directory import RunDirectory
 from tiny_lm import tiny
 
 from .checkpoint_trees import abstract, make_trees
@@ -100,5 +105,44 @@ def test_an_event_log_that_cannot_be_opened_is_told(tmp_path):
     (tmp_path / "run").mkdir()
     run = RunDirectory.open(tmp_path / "run", tiny())
     (tmp_path / "run" / "events.jsonl").mkdir()
-    with run, pytest.raises(RunDirectoryError, match=r"events.jsonl can't be written: Is a directory; nothing"):
+    with run, pytest.raises(UnreadableFileError, match=r"events.jsonl is a directory, expected an ordinary"):
         run.events()
+
+
+def test_a_storage_that_is_away_is_waited_for_once_and_again_after_a_save_that_counts(tmp_path, monkeypatch):
+    checkpointer = ShardedCheckpointer.Config(patience_seconds=0.5).build(directory=tmp_path)
+    free, write = threading.Event(), checkpointer._root.write
+
+    def hang(*arguments):
+        free.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(checkpointer._root, "write", hang)
+    checkpointer.save(1, **make_trees(1), data={}, meta={})
+    waited = []
+    for _ in range(3):
+        began = time.monotonic()
+        assert checkpointer.is_writing()
+        waited.append(time.monotonic() - began)
+    assert waited[0] >= 0.5 and max(waited[1:]) < 0.4, waited
+    free.set()
+    checkpointer.wait()
+    assert checkpointer._is_patient and not checkpointer.is_writing()
+    # One that failed: the next isn't waited for either.
+    monkeypatch.setattr(checkpointer._root, "write", refusing(errno.EIO))
+    checkpointer.save(2, **make_trees(2), data={}, meta={})
+    with pytest.raises(CheckpointSaveError):
+        checkpointer.wait()
+    assert not checkpointer._is_patient
+    checkpointer.close()
+
+
+def test_a_run_that_was_removed_is_not_said_to_need_space(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    checkpointer = ShardedCheckpointer.Config().build(directory=run / "checkpoints")
+    shutil.rmtree(run)
+    checkpointer.save(1, **make_trees(1), data={}, meta={})
+    with pytest.raises(CheckpointSaveError, match="The run's folder .*run is gone: put it back"):
+        checkpointer.wait()
+    checkpointer.close()

@@ -336,6 +336,42 @@ def test_what_slurm_can_t_give(fields, config, said):
     assert said in str(error.value)
 
 
+#: In place of Slurm's own: a step runs its task here.
+STUBS = {
+    "srun": "while [ $1 != bash ]; do shift; done; export SLURM_PROCID=0 SLURM_STEP_NODELIST=here; exec $@",
+    "scontrol": "echo here",
+}
+
+
+def batch(tmp_path, command, **config):
+    """Returns what the script of a job of one process says, and its exit code, with stubs in place of Slurm."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, body in STUBS.items():
+        (tools / name).write_text("#!/bin/sh\n" + body.replace("$1", '"$1"').replace("$@", '"$@"') + "\n")
+        (tools / name).chmod(0o755)
+    job = Job(name="one", command=command, run=str(tmp_path / "run"), retries=2, is_gang=False)
+    text = batch_script(job, SlurmLauncher.Config(**config))
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_restarts_in_an_allocation_wait_longer_and_longer(tmp_path):
+    began = time.monotonic()
+    code, said = batch(tmp_path, ["sh", "-c", "exit 137"], most_backoff_seconds=2)
+    assert code == 137 and time.monotonic() - began >= 3
+    assert "one: starting again in 1 s, restart 1 of 2" in said
+    assert "one: starting again in 2 s, restart 2 of 2" in said
+    assert said.count("ended with 137") == 3
+
+
+def test_a_command_that_is_not_found_is_no_kill(tmp_path):
+    code, said = batch(tmp_path, ["no-such-program"])
+    assert code == 126
+    assert said.count("ended with 126") == 1 and "no such program on" in said
+
+
 def test_without_slurm_s_tools(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(KanawaError, match=r"squeue isn't on PATH: this must be a node of a Slurm cluster"):

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -118,6 +119,18 @@ def test_a_slow_bucket_costs_checkpoints_and_no_step(address, server, uninterrup
     assert 4 in told(address, "checkpoint_skipped")
     assert told(address, "checkpoint_committed")[0] == 2
     assert told(address, "checkpoint_committed")[-1] == STEPS
+
+
+def test_records_are_at_the_address_as_soon_as_their_checkpoint_counts(address, monkeypatch, server):
+    monkeypatch.setattr(mirror, "PUSH_SECONDS", 3600.0)
+    with RunDirectory.open(address, tiny()) as run:
+        run.events().write("step", step=1, loss=1.0)
+        run.events().write("checkpoint_committed", step=1)
+        deadline = time.monotonic() + 60
+        storage = open_storage(address)
+        while b"checkpoint_committed" not in storage.read("events.jsonl") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert b'"step": 1, "loss": 1.0' in storage.read("events.jsonl")
 
 
 def harm(storage, rng, keys, what):

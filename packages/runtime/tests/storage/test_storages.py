@@ -214,3 +214,15 @@ def test_without_credentials_it_is_said_what_to_set(monkeypatch, server, tmp_pat
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(StorageRefusedError, match="Set AWS credentials"):
         open_storage("s3://bucket/x").read("a")
+
+
+def test_the_product_and_not_the_environment_sets_retries_of_s3(address, server, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "9")
+    storage = open_storage(address)
+    server.fail(key="there")
+    before = server.requests
+    with pytest.raises(StorageError, match="SlowDown"):
+        storage.write("there", b"x")
+    assert server.requests - before == 3
+    server.mend()
+    storage.close()

@@ -68,6 +68,8 @@ class BackgroundCheckpointer(Checkpointer):
         self._current_step: int | None = None
         self._token: int | None = None
         self._saves = 0
+        #: Until a save is late or fails, and again from the next one that counts.
+        self._is_patient = True
         if not self.read_only:
             self._open()
 
@@ -140,7 +142,9 @@ class BackgroundCheckpointer(Checkpointer):
         """Whether the last save is still under way after some patience; the primary process's word for all."""
         thread = self._thread
         if thread is not None and agreement.is_primary():
-            thread.join(self.config.patience_seconds)
+            # Once: while a storage is away every further wait would be in vain.
+            thread.join(self.config.patience_seconds if self._is_patient else 0.0)
+            self._is_patient &= not thread.is_alive()
         return bool(agreement.of_primary(int(thread is not None and thread.is_alive())))
 
     def commit(self, step: int) -> None:
@@ -398,6 +402,7 @@ class BackgroundCheckpointer(Checkpointer):
             if root.is_private:
                 self.on_event("tier_committed", fields | {"tier": root.name})
             else:
+                self._is_patient = True
                 self.on_event("checkpoint_committed", fields)
         elif root.is_private:
             logger.warning("checkpoint %d could not be saved to %s: %s", pending.step, place, error)
@@ -467,6 +472,7 @@ class BackgroundCheckpointer(Checkpointer):
         """Reports a failed save and returns the error to raise."""
         # Not saved after all: asking for the same step again must not be taken for done.
         self._current_step = None
+        self._is_patient = False
         kept = []
         with contextlib.suppress(CheckpointUnreadableError):
             kept = self.steps()

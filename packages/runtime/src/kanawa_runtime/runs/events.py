@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,12 +34,17 @@ class EventLogError(KanawaError):
 class EventLog:
     """Appends records to one file; safe from several threads. With `path` None nothing is written.
 
+    `on_durable` is called once a record was made durable, that of a checkpoint or of the end.
+
     Each opening is an attempt, numbered from 1. While the disk is full, lines are held and
     written later, in order.
     """
 
-    def __init__(self, path: Path | None, attempt: int | None = None) -> None:
+    def __init__(
+        self, path: Path | None, attempt: int | None = None, on_durable: Callable[[], None] = lambda: None
+    ) -> None:
         self.path = path
+        self._on_durable = on_durable
         self._lock = threading.Lock()
         self._held: list[bytes] = []
         self._descriptor: int | None = None
@@ -68,6 +73,7 @@ class EventLog:
             self._write_held()
         if event in ("checkpoint_committed", "run_ended"):
             self.sync()
+            self._on_durable()
         return record
 
     def sync(self) -> bool:

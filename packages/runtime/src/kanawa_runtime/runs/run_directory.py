@@ -193,7 +193,9 @@ class RunDirectory:
         """Returns the run's event log; in other processes than 0, one that writes nothing. Raises RunDirectoryError."""
         if self._events is None:
             try:
-                self._events = EventLog(self.path / EVENTS if self.is_primary else None)
+                mirror = self._mirror
+                soon = (lambda: None) if mirror is None else mirror.push_soon
+                self._events = EventLog(self.path / EVENTS if self.is_primary else None, on_durable=soon)
             except OSError as error:
                 raise unwritable(self.path / EVENTS, error) from error
         return self._events

@@ -39,7 +39,7 @@ class Mirror:
         self._pushed: dict[str, tuple[tuple[int, int], list[int]]] = {}
         self._unsure: dict[str, set[bytes]] = {}
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._ended, self._wanted = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._is_lost = False
 
@@ -80,9 +80,14 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
 
+    def push_soon(self) -> None:
+        """Has the background push now; returns at once."""
+        self._wanted.set()
+
     def close(self) -> None:
         """Pushes for the last time; raises StorageError where that fails."""
         self._ended.set()
+        self._wanted.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -148,7 +153,11 @@ class Mirror:
 
     def _run(self) -> None:
         failing = False
-        while not self._ended.wait(PUSH_SECONDS):
+        while not self._ended.is_set():
+            self._wanted.wait(PUSH_SECONDS)
+            self._wanted.clear()
+            if self._ended.is_set():
+                return
             try:
                 self.push()
             except StorageConflictError as error:

@@ -1,6 +1,6 @@
 """S3 and what speaks its protocol, by the AWS SDK: `s3://bucket/prefix`; an extra.
 
-Credentials, region, endpoint (`AWS_ENDPOINT_URL`), retries and proxies come from where every tool of AWS takes them.
+Credentials, region, endpoint (`AWS_ENDPOINT_URL`) and proxies come from where every tool of AWS takes them.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ class S3Storage(BucketStorage):
     class Config(BucketStorage.Config):
         connect_seconds: Size = 5
         read_seconds: Size = 30
+        attempts: Size = 3
 
     def _open(self) -> Any:
         import boto3
@@ -49,6 +50,8 @@ class S3Storage(BucketStorage):
             connect_timeout=self.config.connect_seconds,
             read_timeout=self.config.read_seconds,
             max_pool_connections=32,
+            # Said here and not left to the SDK, whose default takes minutes of an outage, nor to AWS_MAX_ATTEMPTS.
+            retries={"mode": "standard", "total_max_attempts": self.config.attempts},
         )
         return boto3.session.Session().client("s3", config=limits)
 
@@ -64,13 +67,12 @@ class S3Storage(BucketStorage):
     def _got(self, key: str, **span: str) -> tuple[bytes, str]:
         tries = 3
         for attempt in range(tries):
+            with self._storage_errors(key):
+                answer = self._client.get_object(Bucket=self.bucket, Key=self._prefix + key, **span)
+            # The SDK retries a request, but not a body that ends before its time.
             try:
                 with self._storage_errors(key):
-                    answer = self._client.get_object(Bucket=self.bucket, Key=self._prefix + key, **span)
-                    # The SDK retries a request, but not a body that ends before its time.
                     return answer["Body"].read(), answer["ETag"]
-            except (ObjectMissingError, PastTheEndError, StorageRefusedError):
-                raise
             except StorageError:
                 if attempt == tries - 1:
                     raise

@@ -114,7 +114,7 @@ def _between(options: dict[str, str], variables: dict[str, str], parts: dict[str
         yield f"--output={options.get('output')} isn't in {home}, where the script keeps its codes"
     if variables.get("KANAWA_JOB") != options.get("job-name"):
         yield f"KANAWA_JOB is {variables.get('KANAWA_JOB')!r}, the job's name {options.get('job-name')!r}"
-    for name in ("retries", "settle", "grace", "ports", "span", "stopped"):
+    for name in ("retries", "settle", "grace", "ports", "span", "stopped", "backoff", "most"):
         if not parts[name].isdigit():
             yield f"{name} is {parts[name]!r} in the body, expected a number"
 

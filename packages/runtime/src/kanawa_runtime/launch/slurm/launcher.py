@@ -59,6 +59,9 @@ class SlurmLauncher(Launcher):
         options: list[str] = []
         #: What the rest of a gang gets to end by itself once a process has ended.
         settle_seconds: NonNegative = 30.0
+        #: The pause before a restart in the allocation, and the longest: each is twice the one before.
+        backoff_seconds: NonNegative = 1.0
+        most_backoff_seconds: NonNegative = 60.0
 
     def render(self, job: Job) -> dict[str, str]:
         """Returns the batch script."""

@@ -7,7 +7,7 @@ task leaves its own code in a file beside the run, and the script judges them by
 import shlex
 from typing import Any
 
-from kanawa_runtime.exit_codes import STOPPED, shell_test
+from kanawa_runtime.exit_codes import NOT_STARTED, STOPPED, shell_test
 from kanawa_runtime.launch.job import Job, chips_per_host, device_environment, hosts, joining, processes, target
 
 #: What follows, up to the body, is the user's own.
@@ -84,6 +84,9 @@ def _parts(job: Job, cfg: Any) -> dict[str, str]:
         "is_retry": shell_test("code"),
         "stopped": str(STOPPED),
         "patience": str(_PATIENCE),
+        "not_started": str(NOT_STARTED),
+        "backoff": str(max(1, round(cfg.backoff_seconds))),
+        "most": str(max(1, round(cfg.most_backoff_seconds))),
     }
 
 
@@ -97,6 +100,7 @@ attempts=$(cat "$home/attempts-$SLURM_JOB_ID" 2>/dev/null || echo 0)
 echo {grace} > "$home/grace-$SLURM_JOB_ID"
 
 while :; do
+  began=$SECONDS
   attempts=$((attempts + 1))
   echo "$attempts" > "$home/attempts-$SLURM_JOB_ID"
   export KANAWA_ATTEMPT=$attempts
@@ -115,6 +119,11 @@ while :; do
       "$@"; code=$?
     else
       "$@" > "$KANAWA_CODES/rank-$SLURM_PROCID.log" 2>&1; code=$?
+    fi
+    if [ "$code" = 127 ]; then
+      # A shell has found no such program: that is no kill, and no other start would find it.
+      echo "kanawa: no such program on $(hostname), or a library of it is missing: see PATH and the setup lines" >&2
+      code={not_started}
     fi
     echo $code > "$KANAWA_CODES/code-$SLURM_PROCID"
     exit $code' kanawa sh -c {quoted}
@@ -159,5 +168,11 @@ while :; do
   fi
   restarts=$((restarts + 1))
   echo "$restarts" > "$home/restarts-$SLURM_JOB_ID"
+  # What ended sooner than in ten minutes may be a crash loop: each pause is twice the one before.
+  if [ $((SECONDS - began)) -gt 600 ]; then pause={backoff}; fi
+  echo "$KANAWA_JOB: starting again in ${{pause:={backoff}}} s, restart $restarts of {retries}"
+  sleep "$pause" & wait $!
+  if [ -e "$home/cancelled-$SLURM_JOB_ID" ]; then exit "$code"; fi
+  pause=$((pause * 2)); if [ "$pause" -gt {most} ]; then pause={most}; fi
 done
 """
