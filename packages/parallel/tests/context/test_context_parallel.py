@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.errors import KernelError
 from kanawa.kernels import CAUSAL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.gradient import attention_gradient
@@ -150,6 +151,30 @@ def temporaries(shards, length=2048):
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
     return program.memory_analysis().temp_size_in_bytes
+
+
+class Rounds(ReferenceAttention):
+    """Returns 16 bits, whatever its operands have."""
+
+    name = "attention.any.rounds"
+
+    def forward(self, problem, operands):
+        out, lse = super().forward(problem, operands)
+        return out.astype(jnp.float16), lse
+
+
+def test_a_blocks_kernel_that_returns_another_dtype_is_named():
+    mesh = jax.make_mesh((2,), ("context",), devices=jax.devices()[:2], axis_types=(AxisType.Auto,))
+    split, local = PartitionSpec(None, "context"), problem(64)
+    kernels = dict.fromkeys(RingLoop().blocks(local, 2), Rounds())
+
+    def attend(operands):
+        return RingLoop().attend(local, operands, kernels, ("context",))
+
+    ring = jax.shard_map(attend, in_specs=(split,), out_specs=split, check_vma=False)
+    x = jnp.ones((1, 128, 4, 32))
+    with jax.set_mesh(mesh), pytest.raises(KernelError, match="attention.any.rounds returned float16"):
+        jax.eval_shape(ring, dict.fromkeys("qkv", x))
 
 
 def test_a_ring_of_n_keeps_an_nth():

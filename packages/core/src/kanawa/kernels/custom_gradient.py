@@ -27,10 +27,10 @@ def call(kernel: Kernel, problem: Problem, operands: Operands) -> Any:
 def applied(kernel: Kernel, problem: Problem, operands: Operands) -> Any:
     """Returns the kernel's output alone, without a gradient of its own; raises KernelError for one of another form."""
     with _scope(kernel, problem):
-        return _checked(kernel, problem, operands, kernel.apply(problem, operands))
+        return check_result(kernel, problem, operands, kernel.apply(problem, operands))
 
 
-def _checked(kernel: Kernel, problem: Problem, operands: Operands, out: Any) -> Any:
+def check_result(kernel: Kernel, problem: Problem, operands: Operands, out: Any) -> Any:
     """Returns a kernel's output; raises KernelError where its shapes or dtypes aren't those of the problem's result."""
     # Left alone, another dtype would go on through the model, and another shape be blamed on whatever meets it first.
     found, expected = ([_form(x) for x in jax.tree.leaves(tree)] for tree in (out, problem.result(operands)))
@@ -77,7 +77,7 @@ def _computed(kernel: Kernel, problem: Problem, operands: dict[str, Any]) -> tup
 def _forward_of(kernel: Kernel, problem: Problem, operands: dict[str, Any]) -> tuple[Any, Any]:
     with _scope(kernel, problem):
         out, residuals = kernel.forward(problem, operands)
-        return _checked(kernel, problem, operands, out), residuals
+        return check_result(kernel, problem, operands, out), residuals
 
 
 # Inlined: the program is the same as without, and only tracing is spared.

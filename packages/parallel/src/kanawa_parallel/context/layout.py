@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.custom_gradient import check_result
 from kanawa.kernels.operation import Kernel, Operands
 
 #: Operands that travel with keys.
@@ -64,6 +65,7 @@ def block_problem(problem: AttentionProblem) -> AttentionProblem:
 def attend(kernel: Kernel, problem: AttentionProblem, operands: Operands) -> Result:
     """Returns (out fp32, log-sum-exp) of one block by its kernel."""
     out, lse = kernel.forward(problem, operands)
+    out = check_result(kernel, problem, operands, out)
     return out.astype(jnp.float32), lse
 
 
