@@ -60,3 +60,16 @@ def test_every_session_says_what_it_is():
 
 def test_named_sessions_are_seen():
     assert named('`nox -s lint types` and `nox -s "tests(core)" -- -k x`') == {"lint", "types", "tests"}
+
+
+def test_the_quickstart_ends_with_the_samples_that_the_readme_shows():
+    """Three short ones, of prompts and by draws with which a model of this size doesn't repeat itself."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    values = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    prompts, sampling = (ast.literal_eval(values[name]) for name in ("PROMPTS", "SAMPLING"))
+    shown = (ROOT / "README.md").read_text()
+    assert len(prompts) == 3 and all(prompt in shown for prompt in prompts)
+    drawn = dict(zip(sampling[::2], map(float, sampling[1::2]), strict=True))
+    assert drawn["--max-tokens"] <= 40 and drawn["--temperature"] >= 0.6
+    (session,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "quickstart"]
+    assert "*prompts, *SAMPLING" in ast.unparse(session)

@@ -93,7 +93,7 @@ def _show_growing(pieces: "Iterator[list[Generated]]") -> None:
         shown = text
     write("")
     for one in last[1:]:
-        write(f"{one.prompt}{safe(one.text or '')}")
+        write(f"\n{one.prompt}{safe(one.text or '')}")
 
 
 def _ids(text: str) -> list[int]:

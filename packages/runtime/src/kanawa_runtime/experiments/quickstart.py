@@ -34,5 +34,5 @@ def quickstart() -> kn.Config:
         ),
         evaluation=EvaluationPolicy(every_steps=100, max_batches=16, trigram_baseline=True),
         checkpoints=CheckpointPolicy(every_steps=100),
-        sample_prompt="def",
+        sample_prompt="def main",
     )
