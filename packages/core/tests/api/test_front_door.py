@@ -89,10 +89,10 @@ def _without_api(_):
 
     real = Catalog.load
 
-    def load(self, kind, name):
+    def load(self, kind, name, asker=""):
         if kind == "api":
             raise UnknownNameError(name)
-        return real(self, kind, name)
+        return real(self, kind, name, asker)
 
     return load
 
