@@ -25,6 +25,7 @@ from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind, local_bytes
 from kanawa_parallel.plan.programs.decode import DECODE, decode_program
+from kanawa_parallel.plan.quick.accuracy import accuracy
 from kanawa_parallel.plan.quick.buffers import Buffer, Memory
 from kanawa_parallel.plan.quick.equations import Scope, flat_scope
 from kanawa_parallel.plan.quick.layout import Layout, layout_of_spec, replicated
@@ -34,12 +35,6 @@ from kanawa_parallel.plan.read.attribution import module_of, module_paths
 from kanawa_parallel.plan.report.assemble import Counts, assemble, installed_versions
 from kanawa_parallel.plan.report.report import Report, value_rows
 
-#: How far quick plans were from compiled ones; docs/results/plan-accuracy.md has the table.
-ACCURACY = (
-    "mostly within 10 % of compiled plans in memory and time, at worst 42 % and 22 % off "
-    "(docs/results/plan-accuracy.md)"
-)
-NOTE = f"a quick estimate from the traced program, nothing was compiled: {ACCURACY}"
 #: What matmuls reach of peak where the compiler estimates its own cycles, and elementwise work of the bandwidth: so
 #: programs of 7B and 70B decoders were scheduled.
 _SCHEDULED_MATMULS, _SCHEDULED_MEMORY = 0.81, 0.6
@@ -62,8 +57,8 @@ class Estimate:
     calibrated: Choice
 
 
-def quick_report(composition: Composition, name: str, note: str = NOTE) -> Report:
-    """Returns the report of a program that is traced only."""
+def quick_report(composition: Composition, name: str, why: str = "") -> Report:
+    """Returns the report of a program that is traced only; its note begins with the reason `why`."""
     begin = time.perf_counter()
     device = composition.required_target().device
     estimate = estimated(composition, name)
@@ -71,6 +66,7 @@ def quick_report(composition: Composition, name: str, note: str = NOTE) -> Repor
         program, times, held = estimate.program, estimate.times, estimate.memory.at_peak
         arguments = argument_bytes(program.fn, program.abstract_args)
         paths = module_paths(estimate.prepared.workload.model)
+        known = accuracy(name, estimate.kernels, device.platform, times.walked)
         counts = Counts(
             kernels=estimate.kernels,
             memory=_memory(arguments, estimate),
@@ -91,7 +87,7 @@ def quick_report(composition: Composition, name: str, note: str = NOTE) -> Repor
             _wider(estimate.calibrated),
             compiled=False,
             quick=True,
-            note=note,
+            note=f"{why}a quick estimate from the traced program, nothing was compiled: {known}",
             arguments_error=0.0,
             temporaries_error=0.0,
             compile_seconds=time.perf_counter() - begin,

@@ -9,7 +9,7 @@ from kanawa.errors import UsageError
 from kanawa_parallel.plan.compiled.compilation import Compilation, compile_program, compiler_devices
 from kanawa_parallel.plan.compiled.count import compiled_report
 from kanawa_parallel.plan.programs.decode import DECODE
-from kanawa_parallel.plan.quick.estimate import NOTE, quick_report
+from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.report.prices import Prices
 from kanawa_parallel.plan.report.report import Report
 from kanawa_parallel.plan.serving_room import serving_room
@@ -37,11 +37,11 @@ def plan_target(
     if quick:
         return PlannedTarget(quick_report(composition, program))
     if compiler_devices(target) is None:
-        note = f"no public compiler is for {target.device.name}: {NOTE}"
+        why = f"no public compiler is for {target.device.name}: "
         if dump is not None:
-            message = f"--dump {dump}: {note}; there are no texts of a compiler to write"
+            message = f"--dump {dump}: {why}there are no texts of a compiler to write"
             raise UsageError(message)
-        return PlannedTarget(quick_report(composition, program, note))
+        return PlannedTarget(quick_report(composition, program, why))
     compilation = compile_program(composition, program, dump)
     return PlannedTarget(compiled_report(compilation), compilation)
 
