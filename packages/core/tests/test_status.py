@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 
+import kanawa.status
 import pytest
-from kanawa.status import hidden, stage, stage_lines, status_line
+from kanawa.status import hidden, stage, stage_lines, status_line, waits_for
 
 SLOW = """
 import time
@@ -131,6 +132,25 @@ def test_where_there_is_no_terminal_a_long_command_has_a_line_for_each_stage():
             pass
     told = stream.getvalue().splitlines()
     assert [line.partition(": ")[2] for line in told] == ["compiling", "counting"]
+
+
+def test_a_wait_without_a_terminal_says_again_and_again_what_for(monkeypatch):
+    monkeypatch.setattr(kanawa.status, "_AGAIN_SECONDS", 0.3)
+    stream = io.StringIO()
+    with stage_lines(stream, after_seconds=0.0), stage("searching"), stage("compiling for a pod"):
+        wait_for(stream, "still searching, compiling for a pod (")
+        waits_for("process 7: 60 s: reading")
+        wait_for(stream, "still searching, process 7: 60 s: reading (")
+    told = [line.partition(": ")[2] for line in stream.getvalue().splitlines()]
+    assert told[0] == "searching" and "process 7: 60 s: reading" in told
+    assert re.search(r"still searching, compiling for a pod \(\d+ s of this process's processor time so far\)", told[1])
+
+
+def test_on_a_terminal_the_line_says_what_a_stage_waits_for(terminal):
+    with status_line(terminal, delay_seconds=0.0), stage("compiling"):
+        waits_for("process 7: reading")
+        wait_for(terminal, "process 7: reading")
+    assert "process 7: reading" in terminal.shown()
 
 
 def test_a_quick_command_has_no_lines():

@@ -18,6 +18,8 @@ from typing import Any, TextIO
 
 _FRAMES = "|/-\\"
 _CLEAR = "\r\x1b[K"
+#: How often a log says again what it waits for.
+_AGAIN_SECONDS = 60.0
 _line: ContextVar[_Line | None] = ContextVar("kanawa_status_line", default=None)
 
 
@@ -33,6 +35,13 @@ def stage(text: str) -> Iterator[None]:
         yield
     finally:
         line.leave()
+
+
+def waits_for(text: str) -> None:
+    """Says what the innermost stage waits for now, such as another process and what that is busy with."""
+    line = _line.get()
+    if line is not None:
+        line.waits_for(text)
 
 
 @contextlib.contextmanager
@@ -136,6 +145,12 @@ class _Line:
             if not self._stages:
                 self.silence()
 
+    def waits_for(self, text: str) -> None:
+        """Shows a text in place of the innermost stage's."""
+        with self._lock:
+            if self._stages:
+                self._stages[-1] = text
+
     def silence(self) -> None:
         """Takes the line away until another stage begins: somebody has something to say."""
         with self._lock:
@@ -176,8 +191,11 @@ class _Line:
 class _Log(_Line):
     """Outermost stages as lines of a log, for commands that take long enough for somebody to wonder.
 
-    The delay is that of the first line, which names the running stage; what is inside a stage passes by too quickly.
+    The delay is that of the first line, which names the running stage; what is inside a stage passes by too quickly. A
+    stage that goes on is named every minute, with all inside it and the processor time, which says whether it waits.
     """
+
+    _wrote = 0.0
 
     def enter(self, text: str) -> None:
         """Begins a stage, and writes it where the delay is over."""
@@ -192,10 +210,24 @@ class _Log(_Line):
     def silence(self) -> None:
         """Does nothing: what is written stays."""
 
+    def waits_for(self, text: str) -> None:
+        """Writes a line of its own."""
+        with self._lock:
+            super().waits_for(text)
+            if self._drawn:
+                self._line(text)
+
     def _draw(self, frame: str) -> None:
         if not self._drawn:
             self._drawn = True
-            self._write(f"{time.monotonic() - self._begin:.0f} s: {self._stages[0]}\n")
+            self._line(self._stages[0])
+        elif time.monotonic() - self._wrote >= _AGAIN_SECONDS:
+            used = f"{time.process_time():.0f} s of this process's processor time so far"
+            self._line(f"still {', '.join(self._stages)} ({used})")
+
+    def _line(self, text: str) -> None:
+        self._wrote = time.monotonic()
+        self._write(f"{self._wrote - self._begin:.0f} s: {text}\n")
 
 
 class _Aside:

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from kanawa.kernels.choice import scope_name
 from kanawa.plugins import DeviceSpec
+from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.quick.buffers import Memory
@@ -93,6 +95,24 @@ def test_written_scores_and_masks_are_cut_as_the_rows_are():
     assert spread == pytest.approx(alone / 8, rel=0.02)
     compiled = jax.jit(step).lower(array(*shape)).compile().memory_analysis().temp_size_in_bytes
     assert alone == pytest.approx(compiled, rel=0.25)
+
+
+def test_what_stands_around_a_kernels_call_is_no_call_of_it():
+    """A search for tiles in the scope of a kernel whose calls are known by their names, such as "gmm"."""
+    scope_of_kernel = scope_name("grouped_matmul.abacus.swift", "a problem")
+
+    def search(sizes, rows):
+        with jax.named_scope(scope_of_kernel), jax.named_scope("gmm"):
+            return jnp.searchsorted(jnp.cumsum(sizes), rows)
+
+    scope = walked(search, array(8), array(ROWS))
+    costs = KernelCosts((KernelCost(scope_of_kernel, 1e9, (("gmm", 1),)),))
+    device = DeviceSpec(
+        name="swift", platform="abacus", peak_flops={"float32": 1e9}, memory_bytes=1, memory_bandwidth=1,
+        link_bandwidth=1, network_bandwidth=1, chips_per_host=1, source="made up",
+    )  # fmt: skip
+    rates = Rates(Machine(device, Links.of_devices(device, None, 1), costs))
+    assert sum(work.flops for work in Roofline(scope, Memory(scope), rates).work) == 0
 
 
 def moved(scope):

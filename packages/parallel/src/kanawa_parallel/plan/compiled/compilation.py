@@ -98,9 +98,10 @@ def compile_program(composition: Composition, name: str, dump: Path | None = Non
     if devices is None:
         message = f"no public compiler is for {target.device.name}; estimate the plan with --quick"
         raise TargetError(message)
-    prepared = prepare(composition, where=_on_devices(environment(composition, devices), devices))
-    program = decode_program(prepared) if name == DECODE else prepared.program(name)
-    lowered = program.lower()
+    with stage("tracing and lowering"):
+        prepared = prepare(composition, where=_on_devices(environment(composition, devices), devices))
+        program = decode_program(prepared) if name == DECODE else prepared.program(name)
+        lowered = program.lower()
     mesh = prepared.environment.mesh
     with _folder(dump) as folder:
         options = dict(prepared.environment.compiler_options)

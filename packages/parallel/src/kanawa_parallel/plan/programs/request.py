@@ -5,21 +5,24 @@ Sizes that a mesh doesn't divide are found by `divisibility` while composing.
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from kanawa.composition.experiment import Composition, compose
 from kanawa.errors import CompositionError, KanawaError
 from kanawa.plugins import host
-from kanawa.status import stage
+from kanawa.status import stage, waits_for
 
 from kanawa_parallel.plan.programs.decode import DECODE
 
 #: Characters of a failed process's errors that are reported: compilers warn by the megabyte.
 _MAX_ERROR_CHARACTERS = 4000
+#: What `kanawa.status.stage_lines` writes.
+_STAGE = re.compile(r"\d+ s: ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,16 +73,32 @@ class PlanRequest:
         """
         command = [sys.executable, "-P", "-m", "kanawa.cli", "plan", *self.words(target, changes), "--json", *flags]
         command += ["--serve"] if self.program == DECODE else []
-        with tempfile.TemporaryFile("w+") as errors:
-            with stage(f"planning {self.experiment} for {target}"):
-                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
-            errors.seek(0)
-            if done.returncode:
-                output = errors.read()[-_MAX_ERROR_CHARACTERS:].strip()
-                message = f"planning {self.experiment} failed (exit code {done.returncode}): {output}"
+        with tempfile.TemporaryFile("w+") as out, stage(f"planning {self.experiment} for {target}"):
+            code, errors = _followed(command, out)
+            if code:
+                message = f"planning {self.experiment} failed (exit code {code}): {errors.strip()}"
                 return {"experiment": self.experiment, "target": target, "error": message}
-        plan: dict[str, Any] = json.loads(done.stdout)
+            out.seek(0)
+            plan: dict[str, Any] = json.load(out)
         return plan
+
+
+def _followed(command: Sequence[str], out: TextIO) -> tuple[int, str]:
+    """Runs a command that writes to `out`; returns its exit code and the end of its errors.
+
+    While it runs, what its own lines of stages say is what this process waits for.
+    """
+    errors = ""
+    with subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+        try:
+            for line in process.stderr or ():
+                errors = (errors + line)[-_MAX_ERROR_CHARACTERS:]
+                if _STAGE.match(line):
+                    waits_for(f"process {process.pid}, which says: {line.strip()}")
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, errors
 
 
 def _spelled(change: str) -> str:
@@ -94,7 +113,8 @@ def missing_compilers(composed: Sequence[Composition]) -> list[str]:
     # The largest first: a process can't get more devices once JAX has started.
     for target in sorted((each.required_target() for each in composed), key=lambda each: -each.jax_devices):
         try:
-            host().collect("kanawa_topology", target=target)
+            with stage(f"starting the compiler for {target.selector}"):
+                host().collect("kanawa_topology", target=target)
         except KanawaError as error:
             problems.append(str(error))
     return problems

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
+import jax
 import numpy as np
 
 from kanawa_parallel.plan.cost.collectives import sent_bytes
@@ -66,7 +67,11 @@ class Rates:
     def flops(self, step: Step, mesh: Mapping[str, int]) -> float:
         """Returns a device's FLOPs of a matmul by its shapes, of a kernel by its class or by what its call states."""
         equation = step.equation
-        known = flops(step, mesh) or self.machine.kernels.flops(equation.path, _label(equation))
+        own = flops(step, mesh)
+        # What stands around a kernel's call, such as a search for its tiles, is in its scope and no call of it.
+        if own or hasattr(jax.lax, f"{equation.name.replace('-', '_')}_p"):
+            return own
+        known = self.machine.kernels.flops(equation.path, _label(equation))
         return known or float(getattr(equation.params.get("cost_estimate"), "flops", 0) or 0)
 
     def link(self, axes: tuple[str, ...], mesh: Mapping[str, int]) -> Link:

@@ -170,8 +170,7 @@ def _scan(
         carry = left
     if walked is not None:
         walked.carried = tuple(body.inputs[len(hidden) + consts :][:carried])
-    inner = body.inputs[len(hidden) :]
-    fixed = given[:consts] if walked is None else _as_read(given[:consts], inner, walked)
+    fixed = given[:consts] if walked is None else _as_read(given[:consts], body.inputs[len(hidden) :], walked)
     inputs = [*fixed, *carry, *given[consts + carried :]]
     stacked = walked.outputs[carried:] if walked else []
     outputs = [*carry, *(Layout(((), *layout.dims), layout.partial, layout.free) for layout in stacked)]
