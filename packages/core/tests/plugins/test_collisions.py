@@ -1,12 +1,14 @@
 """A stranger's names never stop the host: a warning says how to choose, and only the bare name is an error."""
 
+import dataclasses
 import logging
 
 import pytest
+from kanawa.composition.program_traits import program_traits
 from kanawa.composition.target import parse_target
 from kanawa.errors import PluginError, TargetError
 from kanawa.plugins import component, host
-from kanawa.plugins.devices import device_spec_of_kind, device_specs
+from kanawa.plugins.devices import device_spec_of_kind, device_specs, own_device
 
 DEVICES = """
 from kanawa.plugins import DeviceSpec, hookimpl
@@ -115,3 +117,25 @@ def test_one_text_is_one_sentence(fake_distribution):
     fake_distribution("fake-a", {"kanawa.plugins": ["a = fake_a"]}, {"fake_a": source})
     answers = dict(host().collect("kanawa_config_checks", config=None, target=None, model=None))
     assert answers["fake-a:a"] == ["the loom is broken"]
+
+
+TRAITS = """
+from kanawa.plugins import ProgramTraits, hookimpl
+
+@hookimpl
+def kanawa_program_traits(device):
+    return ProgramTraits(unrolled_layers={layers})
+"""
+
+
+def test_backends_that_contradict_each_other_stop_nobody(fake_distribution, caplog):
+    for name, layers in (("fake-a", 7), ("fake-b", 8)):
+        module = name.replace("-", "_")
+        fake_distribution(name, {"kanawa.plugins": [f"{name} = {module}"]}, {module: TRAITS.format(layers=layers)})
+    device = dataclasses.replace(own_device(), platform="loom")
+    for _ in range(2):
+        assert program_traits(device, "train", 0, 1).unrolled_layers == 7
+    assert [line for line in warnings(caplog) if "contradict" in line] == [
+        "fake-a:fake-a and fake-b:fake-b contradict each other about programs for cpu: the first is believed; "
+        "KANAWA_SKIP_PLUGINS=fake-b:fake-b leaves the other out"
+    ]

@@ -5,30 +5,29 @@ import dataclasses
 import jax
 
 from kanawa.contracts import Environment
-from kanawa.errors import PluginError
 from kanawa.plugins import DeviceSpec, ProgramTraits, Purpose, host
 from kanawa.plugins.devices import device_spec_of_kind
+from kanawa.plugins.discovery import own_packages
+from kanawa.plugins.states import SKIP_VARIABLE
 
 
 def program_traits(device: DeviceSpec | None, purpose: Purpose, parameters: int, devices: int) -> ProgramTraits:
     """Returns the traits of programs for `devices` devices; none for a device that no backend describes.
 
-    `parameters` are the model's, 0 where unknown. Raises PluginError where two backends contradict each other.
+    `parameters` are the model's, 0 where unknown. Where two backends contradict each other, that of Kanawa's packages
+    is believed, else the first in calling order, with a warning.
     """
     if device is None:
         return ProgramTraits()
     arguments = {"device": device, "purpose": purpose, "parameters": parameters, "devices": devices}
-    answers = [
-        (plugin, traits)
-        for plugin, traits in host().collect("kanawa_program_traits", **arguments)
-        if traits is not None
-    ]
-    if len({traits for _, traits in answers}) > 1:
-        message = (
-            f"{' and '.join(plugin for plugin, _ in answers)} contradict each other about programs for {device.name}; "
-            "uninstall one"
+    answers = host().collect("kanawa_program_traits", **arguments)
+    answers.sort(key=lambda answer: answer[0].partition(":")[0] not in own_packages())
+    others = [plugin for plugin, traits in answers if traits != answers[0][1]]
+    if others:
+        host().warn(
+            f"{answers[0][0]} and {others[0]} contradict each other about programs for {device.name}: the first is "
+            f"believed; {SKIP_VARIABLE}={others[0]} leaves the other out"
         )
-        raise PluginError(message)
     return answers[0][1] if answers else ProgramTraits()
 
 

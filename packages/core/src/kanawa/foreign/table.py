@@ -138,7 +138,7 @@ class _Place(NamedTuple):
 
     prefix: str = ""
     path: str = ""
-    index: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
     first_layer: int = 0
 
     def below(self, name: str) -> str:
@@ -201,10 +201,10 @@ class _Walker:
         numbered = "{}" in tensor.name
         self._spend(spec.shape[0] if numbered else 1, path)
         if not numbered:
-            return [ForeignTensor(full, (Part(item, path, at.index, spec, form),))]
+            return [ForeignTensor(full, (Part(item, path, at.layers, spec, form),))]
         inner = _without_first_axis(spec)
         return [
-            ForeignTensor(full.replace("{}", str(i)), (Part(item, path, (*at.index, i), inner, form),))
+            ForeignTensor(full.replace("{}", str(i)), (Part(item, path, (*at.layers, i), inner, form),))
             for i in range(spec.shape[0])
         ]
 
@@ -227,13 +227,13 @@ class _Walker:
         if "{}" not in relative and not stacked:
             # A stack without '{}' numbers nothing itself: its layers go on from those before it.
             first_layer = at.first_layer + module.first_layer(name)
-            return self.walk(child, _Place(_joined_name(at.prefix, relative), at.below(name), at.index, first_layer))
+            return self.walk(child, _Place(_joined_name(at.prefix, relative), at.below(name), at.layers, first_layer))
         copies: list[ForeignTensor] = []
         for i in range(child.num_stacked or 1):
             number = module.layer_number(name, i if stacked else position) + at.first_layer
             full = _joined_name(at.prefix, relative.replace("{}", str(number)))
             # The number is in the name now: stacks further down count from 0 again.
-            copies += self.walk(child, _Place(full, at.below(name), (*at.index, i) if stacked else at.index))
+            copies += self.walk(child, _Place(full, at.below(name), (*at.layers, i) if stacked else at.layers))
         return copies
 
 
