@@ -1,6 +1,7 @@
 """One attempt at a run: what all its parts share, and the journal that its facts go to."""
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +35,8 @@ class Journal:
         self._time_log = time_log
         self._log = run.events()
         self._services = services
+        #: Saves in a row that failed, and when one counted last, or the attempt began.
+        self.failed_saves, self.saved_at = 0, time.monotonic()
 
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Appends an event to the log, tells hooks and services of it, and returns the record."""
@@ -47,6 +50,10 @@ class Journal:
 
     def checkpoint(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Takes what a checkpointer reports, on its thread."""
+        if kind == "checkpoint_committed":
+            self.failed_saves, self.saved_at = 0, time.monotonic()
+        elif kind == "checkpoint_failed" and "tier" not in fields:
+            self.failed_saves += 1
         self.write(kind, **fields)
 
     def started(self, step: int) -> None:

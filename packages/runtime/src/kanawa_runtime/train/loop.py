@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from kanawa.contracts import Batch, CausalLM, CheckpointSaveError
 from kanawa.errors import KanawaError
 
 from kanawa_runtime import faults
+from kanawa_runtime.checkpoint.agreement import of_primary
 from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.goodput.sections import Sections
 from kanawa_runtime.goodput.time_log import TimeLog
@@ -339,6 +341,8 @@ class _Running:
         `last` one: an end that can't be saved is no end.
         """
         attempt = self.attempt
+        if not last:
+            self._check_unsaved()
         if not last and self._is_writing():
             if not quick:
                 attempt.journal.write("checkpoint_skipped", step=stepper.step, reason="the last one is still written")
@@ -368,6 +372,22 @@ class _Running:
             if begun:
                 stepper.saved()
             return
+
+    def _check_unsaved(self) -> None:
+        """Raises CheckpointSaveError where training on without a checkpoint is no longer wanted."""
+        policy, journal = self.attempt.config.checkpoints, self.attempt.journal
+        failures, minutes = policy.most_failed_saves, policy.most_unsaved_minutes
+        if failures is None and minutes is None:
+            return
+        unsaved = (time.monotonic() - journal.saved_at) / 60
+        has_failed = failures is not None and journal.failed_saves >= failures
+        # All processes of a gang stop, or none.
+        if of_primary(int(has_failed or (minutes is not None and unsaved > minutes))):
+            message = (
+                f"{journal.failed_saves} saves in a row have failed, and nothing was saved for {unsaved:.1f} minutes: "
+                "more than checkpoints.most_failed_saves or most_unsaved_minutes allow"
+            )
+            raise CheckpointSaveError(message)
 
     def _steer(self, started: Started, stepper: Stepper) -> None:
         """Does what services ask for after an evaluation, and records it."""
