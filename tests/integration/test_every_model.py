@@ -58,9 +58,8 @@ def test_a_mesh_rule_fits_every_model(name, target):
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_other_models_say_what_to_do(name):
-    with pytest.raises(UsageError, match="can't be trained as it is") as error:
+    with pytest.raises(UsageError, match=r"learns from records of \w+; name a source of those with --data"):
         kn.compose(name)
-    assert "train it from Python" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["gemma3-1b", "mamba2-130m", "deepseek-v3"])

@@ -1,6 +1,7 @@
 """Overrides from the command line: `model.layers[0].norm.eps=1e-5`, read by the field's type."""
 
 import ast
+import functools
 import inspect
 import itertools
 import json
@@ -140,12 +141,13 @@ def _with_names(value: Any, field: Field) -> Iterator[Any]:
 
 def _is_recipe(meant: Any) -> bool:
     """Returns whether a function needs no argument and says that it returns a config, as catalogued models do."""
-    if not inspect.isfunction(meant):
+    function = meant.func if isinstance(meant, functools.partial) else meant
+    if not inspect.isfunction(function):
         return False
     if any(parameter.default is parameter.empty for parameter in inspect.signature(meant).parameters.values()):
         return False
     try:
-        returned = typing.get_type_hints(meant).get("return")
+        returned = typing.get_type_hints(function).get("return")
     except (NameError, TypeError):  # an annotation for type checkers alone
         return False
     return isinstance(returned, type) and issubclass(returned, Config)
