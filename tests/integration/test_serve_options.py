@@ -327,3 +327,21 @@ def test_a_trained_run_is_served_with_its_weights_in_8_bits(folder, alone):
         np.testing.assert_array_equal(array, stored[path], err_msg=path)
     with Serving(folder, "run", "--modify", "weight-only:bits=8") as server:
         assert server.ids() == alone("bits8")
+
+
+def test_a_tokenizer_without_a_stop_token_only_loses_structures(folder):
+    cfg, files = recipe(1), dict(ByteTokenizer.Config().build().folder_files())
+    for name, key in (("tokenizer_config.json", "eos_token"), ("generation_config.json", "eos_token_id")):
+        content = {n: v for n, v in json.loads(files[name]).items() if n not in (key, "bos_token", "bos_token_id")}
+        files[name] = json.dumps(content).encode()
+    params = jax.jit(lambda key: kn.initialize(cfg.build(), key))(jax.random.key(0))
+    RunStore().save(folder / "mute", StoredModel(cfg, flatten_paths(jax.device_get(params)), {}, files, {}))
+    with Serving(folder, "mute") as server:
+        assert len(server.ids()) == NEW
+        said = server.post("/v1/completions", 422, prompt=PROMPT, structured_outputs={"regex": "a"})["error"]
+        assert "structured output ends with a stop token" in said["message"]
+        assert (
+            "prompt: it is empty, and the tokenizer's folder names no end token"
+            in server.post("/v1/completions", 400, prompt="")["error"]["message"]
+        )
+        assert server.http.get("/tokenizer_info").json()["eos_token"] is None

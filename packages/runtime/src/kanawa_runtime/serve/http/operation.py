@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import functools
 import hashlib
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 from kanawa.errors import KanawaError
 
 from kanawa_runtime._version import __version__
+from kanawa_runtime.runs.tokenizer_file import TokenizerError
 from kanawa_runtime.serve.http.chat_template import messages_for_template, tools_for_template
 from kanawa_runtime.serve.http.errors import ApiError, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
@@ -152,7 +154,10 @@ async def answer_detokenize(service: Service, body: type[DetokenizeRequest], exc
 async def answer_tokenizer_info(service: Service, exchange: Exchange) -> None:
     """Answers with the texts of special tokens and the template: `lm-eval` counts a prompt's tokens with them."""
     model, tokenizer = service.model, service.model.tokenizer
-    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-    texts = {name: model.special.get(token_id) for name, token_id in ids.items()}
+    texts: dict[str, str | None] = {}
+    for role in ("bos", "eos", "pad"):
+        texts[f"{role}_token"] = None
+        with contextlib.suppress(TokenizerError):  # the folder names none
+            texts[f"{role}_token"] = model.special.get(getattr(tokenizer, f"{role}_id"))
     rest = {"model_max_length": model.engine.limits.max_length, "chat_template": model.template.source}
     await exchange.answer({"tokenizer_class": type(tokenizer).__name__} | texts | rest)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.runs.tokenizer_file import TokenizerError
 from kanawa_runtime.serve.engine.request import EngineLimits, Grammar, SamplingParams
 from kanawa_runtime.serve.growing_text import prompt_ids
 from kanawa_runtime.serve.http.errors import ApiError, invalid
@@ -37,8 +38,11 @@ class PromptReader:
                 raise self._too_long(field, f"{len(prompt):,} characters")
             # Of what is cut off anyway, no more is tokenized than the rest may need.
             text = prompt[-most:]
-            ids = prompt_ids(self.tokenizer, text) if prefix else self.tokenizer.encode(text).tolist()
-            ids = ids or [self.tokenizer.bos_id]
+            try:
+                ids = prompt_ids(self.tokenizer, text) if prefix else self.tokenizer.encode(text).tolist()
+                ids = ids or [self.tokenizer.bos_id]
+            except TokenizerError as error:
+                raise invalid(field, f"it is empty, and {error}") from error
         else:
             ids = list(prompt)
         if truncate is not None:
