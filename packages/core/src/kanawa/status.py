@@ -87,15 +87,15 @@ def stage_lines(stream: TextIO | None = None, after_seconds: float = 60.0) -> It
 
 
 @contextlib.contextmanager
-def stages_shown(after_seconds: float = 3.0) -> Iterator[None]:
+def stages_shown() -> Iterator[None]:
     """Shows stages for the length of the block, also where no command line does: in a script, in a notebook.
 
-    A moving line on a terminal; elsewhere a line a stage, once the block has taken `after_seconds`.
+    A moving line on a terminal; elsewhere a line a stage, once the block has taken three seconds.
     """
     if _line.get() is not None:
         yield
         return
-    with status_line(), stage_lines(after_seconds=after_seconds):
+    with status_line(), stage_lines(after_seconds=3.0):
         yield
 
 

@@ -46,8 +46,8 @@ def checked(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]],
     )
 
 
-def recommended(target: Target | None, own: Mapping[str, Any], purpose: str = "train") -> dict[str, Any]:
-    """Returns what the backends recommend for a target, without the options that the config sets itself.
+def recommended(target: Target | None, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the backends recommend for training on a target, without the options that the config sets itself.
 
     Raises PluginError where two backends contradict each other.
     """
@@ -55,7 +55,7 @@ def recommended(target: Target | None, own: Mapping[str, Any], purpose: str = "t
     set_by: dict[str, str] = {}
     if target is None:
         return options
-    for plugin, advised in host().collect("kanawa_compiler_options", device=target.device, purpose=purpose):
+    for plugin, advised in host().collect("kanawa_compiler_options", device=target.device, purpose="train"):
         for name, value in (advised or {}).items():
             if name in own:
                 continue

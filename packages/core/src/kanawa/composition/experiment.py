@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 from kanawa.composition.blame import blamed
 from kanawa.composition.config_checks import Problems, checked_model, unusual_values
-from kanawa.composition.mesh_fit import fit_mesh
-from kanawa.composition.mesh_rules import find_rule, provenance
+from kanawa.composition.mesh_rules import find_rule, fit_mesh, provenance
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
 from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target

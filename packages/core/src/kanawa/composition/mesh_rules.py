@@ -1,14 +1,25 @@
-"""Which mesh rule fits a target and a model: predicates on capability, never on instance names."""
+"""Which mesh rule fits a target and a model: predicates on capability, never on instance names.
+
+Where the model's sizes don't divide by the rule's mesh: less of what splits parameters, more copies.
+"""
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from kanawa.composition.config_checks import count_problems
+from kanawa.composition.modifiers import apply_modifier
 from kanawa.composition.rule_file import VARIABLE, user_rules
 from kanawa.composition.target import Target
+from kanawa.config import Config
 from kanawa.errors import TargetError, did_you_mean
 from kanawa.plugins import MeshRule, host
 from kanawa.plugins.devices import device_specs
+from kanawa.plugins.discovery import CORE
+
+#: Axes that may give way to `data`, the first to give way first: a shard of a parameter is the cheapest to enlarge.
+_GIVING_WAY = ("fsdp", "tensor")
 
 
 def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
@@ -22,8 +33,9 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
         for plugin, offered_rules in host().collect("kanawa_mesh_rules")
         for rule in offered_rules
     ]
-    _warn_of_unknown_devices([*rules, *user_rules()])
-    own = [rule for rule in user_rules() if fits(rule, target, num_parameters)]
+    users = user_rules()
+    _warn_of_unknown_devices([*rules, *users])
+    own = [rule for rule in users if fits(rule, target, num_parameters)]
     fitting = own or [rule for rule in rules if fits(rule, target, num_parameters)]
     if fitting:
         best = max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
@@ -81,3 +93,43 @@ def _strictness(rule: MeshRule) -> int:
     bounds = (rule.devices, rule.max_chips, rule.max_parameters, rule.slices)
     demands = sum(1 for bound in bounds if bound)
     return demands + (rule.min_chips > 1) + (rule.min_parameters > 0)
+
+
+def fit_mesh(cfg: Config, model: Any, rule: MeshRule, target: Target) -> tuple[Config, MeshRule]:
+    """Returns the config with the mesh of the rule, or with the nearest one that the model's sizes divide by.
+
+    `model` is what the config builds. The returned rule has the mesh that was taken. If none fits, it is the one with
+    the fewest problems, the rule's own before others, and composing reports them.
+    """
+    best, fewest, mesh = cfg, math.inf, rule.mesh
+    for axes in _meshes(rule.mesh, target):
+        arguments = {"axes": axes, "dcn_axes": dict(rule.dcn)}
+        candidate = apply_modifier(cfg.clone(), "mesh", arguments, "mesh rule", provenance(rule), CORE)
+        count = count_problems(candidate, model, target)
+        if count < fewest:
+            best, fewest, mesh = candidate, count, axes
+        if not fewest:
+            break
+    return best, dataclasses.replace(rule, mesh=mesh)
+
+
+def _meshes(mesh: Mapping[str, int], target: Target) -> Iterator[dict[str, int]]:
+    """Yields the mesh, then those of as many devices with parameters in fewer parts, the largest number first."""
+    yield dict(mesh)
+    devices = target.jax_devices // target.slices
+    fixed = math.prod(size for size in mesh.values() if size != -1)
+    sizes = {name: devices // fixed if size == -1 else size for name, size in mesh.items()}
+    # A rule may want more devices than the target has: nothing is left for -1.
+    if any(size < 1 or devices % size for size in sizes.values()):
+        return
+    options: list[dict[str, int]] = [{}]
+    for name in _GIVING_WAY:
+        if name in sizes:
+            # Only halves: sizes of models and of slices have powers of two in common, seldom anything else.
+            halves = [sizes[name] >> n for n in range(sizes[name].bit_length()) if sizes[name] % (1 << n) == 0]
+            options = [{**option, name: half} for option in options for half in halves]
+    whole = {name: size for name, size in sizes.items() if name not in (*_GIVING_WAY, "data")}
+    # The first is the rule's own mesh.
+    for option in sorted(options, key=lambda option: math.prod(option.values()), reverse=True)[1:]:
+        parts = math.prod([*option.values(), *whole.values()])
+        yield {"data": devices // parts, **whole, **option}
