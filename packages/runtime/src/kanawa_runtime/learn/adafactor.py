@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Count, Epsilon, NonNegative, Positive
-from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, matrix_layout
-from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer, decay_by_spec, rate_link
+from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer
 
 
 class Adafactor(ScheduledOptimizer):
@@ -31,17 +30,13 @@ class Adafactor(ScheduledOptimizer):
         min_rms: NonNegative = 1e-3
         weight_decay: NonNegative = 0.0
 
-    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
-        """Returns the transformation.
+    def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the transforms.
 
-        Its state is "adafactor/row/…", "adafactor/column/…" of factored parameters, with ones where they are averaged,
+        The state is "adafactor/row/…", "adafactor/column/…" of factored parameters, with ones where they are averaged,
         "adafactor/whole/…" of the others, "adafactor/count" and "rate/count".
         """
-        return optax.named_chain(
-            ("adafactor", self._factored(specs)),
-            ("decay", decay_by_spec(specs, self.config.weight_decay)),
-            rate_link(specs, learning_rate),
-        )
+        return [("adafactor", self._factored(specs))]
 
     def _layouts(self, specs: Mapping[str, ParamSpec]) -> dict[str, MatrixLayout]:
         layouts = {path: matrix_layout(spec) for path, spec in specs.items() if spec.factored}

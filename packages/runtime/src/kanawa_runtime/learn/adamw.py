@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Epsilon, FloatDtype, NonNegative, Partial
-from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.scheduled import ScheduledOptimizer, decay_by_spec, rate_link
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer
 
 
 class AdamW(ScheduledOptimizer):
@@ -25,12 +24,8 @@ class AdamW(ScheduledOptimizer):
         weight_decay: NonNegative = 0.1
         first_moment_dtype: FloatDtype | None = None
 
-    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
-        """Returns the transformation; its state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count"."""
+    def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the transform; the state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count"."""
         cfg = self.config
         dtype = None if cfg.first_moment_dtype is None else jnp.dtype(cfg.first_moment_dtype)
-        return optax.named_chain(
-            ("adam", optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps, mu_dtype=dtype)),
-            ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            rate_link(specs, learning_rate),
-        )
+        return [("adam", optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps, mu_dtype=dtype))]

@@ -8,9 +8,8 @@ import optax
 from jaxtyping import Array
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Count, Epsilon, NonNegative, Partial
-from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.scheduled import ScheduledOptimizer, decay_by_spec, rate_link
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer
 
 
 class AdEMAMix(ScheduledOptimizer):
@@ -25,18 +24,14 @@ class AdEMAMix(ScheduledOptimizer):
         eps: Epsilon = 1e-8
         weight_decay: NonNegative = 0.1
 
-    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
-        """Returns the transformation.
+    def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the transforms.
 
-        Its state is "ademamix/m1/…" (fast), "ademamix/m2/…" (slow), "ademamix/nu/…", two counts, and "rate/count".
+        The state is "ademamix/m1/…" (fast), "ademamix/m2/…" (slow), "ademamix/nu/…", two counts, and "rate/count".
         """
         cfg = self.config
         b3, alpha = (self.slow_rate, self.slow_weight) if cfg.warmup_steps else (cfg.b3, cfg.alpha)
-        return optax.named_chain(
-            ("ademamix", optax.contrib.scale_by_ademamix(cfg.b1, cfg.b2, b3, alpha, cfg.eps)),
-            ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            rate_link(specs, learning_rate),
-        )
+        return [("ademamix", optax.contrib.scale_by_ademamix(cfg.b1, cfg.b2, b3, alpha, cfg.eps))]
 
     def slow_weight(self, count: Array) -> Array:
         """Returns alpha after `count` updates: a straight line from 0."""

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FloatDtype, NonNegative, Partial
-from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.scheduled import ScheduledOptimizer, decay_by_spec, rate_link
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer
 
 
 class Lion(ScheduledOptimizer):
@@ -20,12 +19,8 @@ class Lion(ScheduledOptimizer):
         weight_decay: NonNegative = 0.3
         moment_dtype: FloatDtype | None = None
 
-    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
-        """Returns the transformation; its state is "lion/mu/…", "lion/count" and "rate/count"."""
+    def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the transform; the state is "lion/mu/…", "lion/count" and "rate/count"."""
         cfg = self.config
         dtype = None if cfg.moment_dtype is None else jnp.dtype(cfg.moment_dtype)
-        return optax.named_chain(
-            ("lion", optax.scale_by_lion(cfg.b1, cfg.b2, mu_dtype=dtype)),
-            ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            rate_link(specs, learning_rate),
-        )
+        return [("lion", optax.scale_by_lion(cfg.b1, cfg.b2, mu_dtype=dtype))]

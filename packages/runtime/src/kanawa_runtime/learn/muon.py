@@ -8,10 +8,9 @@ import optax
 from jaxtyping import Array, Float
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Epsilon, FloatDtype, NonNegative, Partial, Positive, Size
-from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, hidden_matrices
-from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer, decay_by_spec, only_paths, rate_link
+from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer, only_paths
 
 #: The coefficients of Keller Jordan's Muon: steepest at zero, so small singular values grow fastest. They bring every
 #: singular value into about [0.7, 1.2], not to 1.
@@ -56,20 +55,18 @@ class Muon(ScheduledOptimizer):
         eps: Epsilon = 1e-8
         weight_decay: NonNegative = 0.1
 
-    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
-        """Returns the transformation.
+    def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the transforms.
 
-        Its state is "muon/momentum/…" of matrices, "adam/mu/…", "adam/nu/…" of the rest, "adam/count", "rate/count".
+        The state is "muon/momentum/…" of matrices, "adam/mu/…", "adam/nu/…" of the rest, "adam/count", "rate/count".
         """
         cfg = self.config
         layouts = hidden_matrices(specs)
         rest = [path for path in specs if path not in layouts]
-        return optax.named_chain(
+        return [
             ("muon", only_paths(layouts, self._of_matrices(layouts))),
             ("adam", only_paths(rest, optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps))),
-            ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            rate_link(specs, learning_rate),
-        )
+        ]
 
     def _of_matrices(self, layouts: Mapping[str, MatrixLayout]) -> optax.GradientTransformation:
         cfg = self.config

@@ -10,7 +10,7 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Epsilon, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer, decay_by_spec, rate_link
+from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer
 
 
 class ScheduleFreeAdamW(ScheduledOptimizer):
@@ -27,18 +27,14 @@ class ScheduleFreeAdamW(ScheduledOptimizer):
         power: NonNegative = 2.0
         weight_decay: NonNegative = 0.1
 
-    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
-        """Returns the transformation.
-
-        Its state is "rms/nu/…", "rms/count", "rate/count", "average/z/…", "average/weight", "average/largest_rate".
-        """
+    def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the transform; the state is "rms/nu/…", "rms/count", "rate/count", and that of `last`."""
         cfg = self.config
-        return optax.named_chain(
-            ("rms", optax.scale_by_rms(cfg.b2, cfg.eps, eps_in_sqrt=False, bias_correction=True)),
-            ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            rate_link(specs, learning_rate),
-            ("average", _averaging(cfg.b1, cfg.power, learning_rate)),
-        )
+        return [("rms", optax.scale_by_rms(cfg.b2, cfg.eps, eps_in_sqrt=False, bias_correction=True))]
+
+    def last(self, learning_rate: Schedule) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the averaging; its state is "average/z/…", "average/weight", "average/largest_rate"."""
+        return [("average", _averaging(self.config.b1, self.config.power, learning_rate))]
 
     def evaluated(self, params: Flat, opt: Flat) -> dict[str, jax.Array]:
         """Returns the averages x of the trained parameters, the others as they are."""

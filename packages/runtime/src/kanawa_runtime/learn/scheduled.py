@@ -2,6 +2,7 @@
 
 Updates are flat, keyed by parameter path."""
 
+import abc
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -68,13 +69,26 @@ _RATE = "rate"
 
 
 class ScheduledOptimizer(Optimizer):
-    """Derive from it and put `rate_link` into the named chain; the learning rate is then reported."""
+    """Implement `links`, and give the config a `weight_decay`: the update decays, and follows the learning rate last.
+
+    The rate's state is "rate/count", and the learning rate is reported.
+    """
+
+    @abc.abstractmethod
+    def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the named transforms that come before decay and learning rate."""
+
+    def last(self, learning_rate: Schedule) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the named transforms that come after the learning rate; none unless overridden."""
+        del learning_rate
+        return []
+
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
+        """Returns the links, decay and learning rate as one; their state is named by the links."""
+        decay = ("decay", decay_by_spec(specs, self.config.weight_decay))
+        rate = ("rate", rate_by_spec(specs, learning_rate))
+        return optax.named_chain(*self.links(specs), decay, rate, *self.last(learning_rate))
 
     def num_updates(self, opt: Mapping[str, jax.Array]) -> jax.Array | None:
-        """Returns the count in `rate_link`'s state."""
-        return opt.get(f"{_RATE}/count")
-
-
-def rate_link(specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> tuple[str, optax.GradientTransformation]:
-    """Returns the named transform that multiplies by the learning rate; its state is "rate/count"."""
-    return _RATE, rate_by_spec(specs, learning_rate)
+        """Returns the count in the rate's state."""
+        return opt.get("rate/count")

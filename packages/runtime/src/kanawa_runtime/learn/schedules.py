@@ -5,6 +5,8 @@ With a warm-up the first update has rate 0, as in optax. It takes `warmup_steps`
 whole run.
 """
 
+import abc
+
 import optax
 from kanawa.config import REQUIRED, Count, Fraction, Partial, Size, Strength
 from kanawa.contracts import ScheduleFactory
@@ -12,67 +14,87 @@ from kanawa.contracts.optimizer import Schedule
 from kanawa.errors import UsageError
 
 
-class Constant(ScheduleFactory):
-    """The rate `peak`, after a warm-up if asked."""
+class WarmedUp(ScheduleFactory):
+    """What schedules share: a rise to `peak`."""
 
     class Config(ScheduleFactory.Config):
         peak: Strength = REQUIRED
         warmup_steps: Count = 0
         warmup_fraction: Partial = 0.0
+
+    def _warmup(self, total_steps: int) -> int:
+        steps: int = self.config.warmup_steps or round(self.config.warmup_fraction * total_steps)
+        return steps
+
+    def _warmed(self, warmup: int, after: Schedule) -> Schedule:
+        """Returns `after`, delayed by a linear rise from 0 over the warm-up."""
+        if warmup == 0:
+            return after
+        joined: Schedule = optax.join_schedules([optax.linear_schedule(0.0, self.config.peak, warmup), after], [warmup])
+        return joined
+
+
+class Constant(WarmedUp):
+    """The rate `peak`, after a warm-up if asked."""
 
     def schedule(self, total_steps: int) -> Schedule:
         """Returns the schedule; the length of the run matters to a warm-up by fraction alone."""
-        return _warmed(self.config, _warmup(self.config, total_steps), optax.constant_schedule(self.config.peak))
+        return self._warmed(self._warmup(total_steps), optax.constant_schedule(self.config.peak))
 
 
-class WarmupCosine(ScheduleFactory):
-    """Falls along half a cosine from `peak` to `final_fraction` of it (SGDR, arXiv:1608.03983, without restarts)."""
+class Falling(WarmedUp):
+    """What falls from `peak` to `final_fraction` of it over the rest of the run."""
 
-    class Config(ScheduleFactory.Config):
-        peak: Strength = REQUIRED
-        warmup_steps: Count = 0
-        warmup_fraction: Partial = 0.0
-        decay_steps: Size | None = None
-        final_fraction: Fraction = 0.1
-
-    def schedule(self, total_steps: int) -> Schedule:
-        """Returns the schedule; after `decay_steps` the rate stays at its final value."""
-        cfg, warmup = self.config, _warmup(self.config, total_steps)
-        length = _falling_steps(cfg, warmup, total_steps)
-        return _warmed(cfg, warmup, optax.cosine_decay_schedule(cfg.peak, length, cfg.final_fraction))
-
-
-class WarmupLinear(ScheduleFactory):
-    """Falls in a straight line from `peak` to `final_fraction` of it."""
-
-    class Config(ScheduleFactory.Config):
-        peak: Strength = REQUIRED
-        warmup_steps: Count = 0
-        warmup_fraction: Partial = 0.0
+    class Config(WarmedUp.Config):
         decay_steps: Size | None = None
         final_fraction: Fraction = 0.0
 
+    @abc.abstractmethod
+    def _fall(self, steps: int) -> Schedule:
+        """Returns the schedule after the warm-up."""
+
     def schedule(self, total_steps: int) -> Schedule:
-        """Returns the schedule; after `decay_steps` the rate stays at its final value."""
-        cfg, warmup = self.config, _warmup(self.config, total_steps)
-        length = _falling_steps(cfg, warmup, total_steps)
-        final = cfg.peak * cfg.final_fraction
-        return _warmed(cfg, warmup, optax.linear_schedule(cfg.peak, final, length))
+        """Returns the schedule; after `decay_steps` the rate stays. Raises UsageError where the warm-up takes all."""
+        cfg, warmup = self.config, self._warmup(total_steps)
+        length = total_steps if cfg.decay_steps is None else cfg.decay_steps
+        if length <= warmup:
+            message = (
+                f"the schedule ends after {length} steps but its warm-up alone takes {warmup}: "
+                "lower warmup_steps (or warmup_fraction) or raise decay_steps"
+            )
+            raise UsageError(message)
+        return self._warmed(warmup, self._fall(length - warmup))
 
 
-class WarmupStableDecay(ScheduleFactory):
+class WarmupCosine(Falling):
+    """Falls along half a cosine from `peak` to `final_fraction` of it (SGDR, arXiv:1608.03983, without restarts)."""
+
+    class Config(Falling.Config):
+        final_fraction: Fraction = 0.1
+
+    def _fall(self, steps: int) -> Schedule:
+        fall: Schedule = optax.cosine_decay_schedule(self.config.peak, steps, self.config.final_fraction)
+        return fall
+
+
+class WarmupLinear(Falling):
+    """Falls in a straight line from `peak` to `final_fraction` of it."""
+
+    def _fall(self, steps: int) -> Schedule:
+        fall: Schedule = optax.linear_schedule(self.config.peak, self.config.peak * self.config.final_fraction, steps)
+        return fall
+
+
+class WarmupStableDecay(WarmedUp):
     """Stays at `peak`, then falls in a straight line over the last `decay_fraction` of the run (arXiv:2404.06395)."""
 
-    class Config(ScheduleFactory.Config):
-        peak: Strength = REQUIRED
-        warmup_steps: Count = 0
-        warmup_fraction: Partial = 0.0
+    class Config(WarmedUp.Config):
         decay_fraction: Fraction = 0.1
         final_fraction: Fraction = 0.0
 
     def schedule(self, total_steps: int) -> Schedule:
         """Returns the schedule of a run of `total_steps`; raises UsageError where the warm-up reaches the decay."""
-        cfg, warmup = self.config, _warmup(self.config, total_steps)
+        cfg, warmup = self.config, self._warmup(total_steps)
         falling = max(1, round(total_steps * cfg.decay_fraction))
         stable = total_steps - falling - warmup
         if stable < 0:
@@ -82,30 +104,4 @@ class WarmupStableDecay(ScheduleFactory):
             )
             raise UsageError(message)
         fall = optax.linear_schedule(cfg.peak, cfg.peak * cfg.final_fraction, falling)
-        return _warmed(cfg, warmup, optax.join_schedules([optax.constant_schedule(cfg.peak), fall], [stable]))
-
-
-def _warmup(cfg: ScheduleFactory.Config, total_steps: int) -> int:
-    """Returns how many updates the warm-up takes."""
-    steps: int = cfg.warmup_steps or round(cfg.warmup_fraction * total_steps)
-    return steps
-
-
-def _warmed(cfg: ScheduleFactory.Config, warmup: int, after: Schedule) -> Schedule:
-    """Returns `after`, delayed by a linear rise from 0 over the warm-up."""
-    if warmup == 0:
-        return after
-    joined: Schedule = optax.join_schedules([optax.linear_schedule(0.0, cfg.peak, warmup), after], [warmup])
-    return joined
-
-
-def _falling_steps(cfg: ScheduleFactory.Config, warmup: int, total_steps: int) -> int:
-    """Returns how many updates follow the warm-up; raises UsageError where there are none."""
-    length = total_steps if cfg.decay_steps is None else cfg.decay_steps
-    if length <= warmup:
-        message = (
-            f"the schedule ends after {length} steps but its warm-up alone takes {warmup}: "
-            "lower warmup_steps (or warmup_fraction) or raise decay_steps"
-        )
-        raise UsageError(message)
-    return length - warmup
+        return self._warmed(warmup, optax.join_schedules([optax.constant_schedule(cfg.peak), fall], [stable]))

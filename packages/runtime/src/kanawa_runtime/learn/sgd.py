@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import optax
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import NonNegative, Partial
-from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.scheduled import ScheduledOptimizer, decay_by_spec, rate_link
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer
 
 
 class SGD(ScheduledOptimizer):
@@ -18,12 +17,8 @@ class SGD(ScheduledOptimizer):
         nesterov: bool = False
         weight_decay: NonNegative = 0.0
 
-    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
-        """Returns the transformation; its state is "momentum/trace/…" and "rate/count"."""
+    def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
+        """Returns the transform; the state is "momentum/trace/…" and "rate/count"."""
         cfg = self.config
         momentum = optax.trace(cfg.momentum, cfg.nesterov) if cfg.momentum else optax.identity()
-        return optax.named_chain(
-            ("momentum", momentum),
-            ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            rate_link(specs, learning_rate),
-        )
+        return [("momentum", momentum)]
