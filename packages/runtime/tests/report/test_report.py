@@ -2,16 +2,14 @@
 
 import json
 import re
-import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from kanawa.config import origin, to_json
-from kanawa.errors import UsageError
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
-from kanawa_runtime.report import loss_picture, run_figures, write_report
+from kanawa_runtime.report import run_figures, write_report
 from kanawa_runtime.report.curves import loss_series
 from kanawa_runtime.report.run_data import distinct_names, load_run
 
@@ -196,16 +194,6 @@ def test_the_reward_of_a_run_that_learns_from_one_is_shown_first(tmp_path: Path)
 def test_names_tell_runs_apart(tmp_path: Path) -> None:
     runs = [load_run(tmp_path / part) for part in ("x/seed/run", "y/seed/run")]
     assert distinct_names(runs) == ["x/seed/run", "y/seed/run"]
-
-
-def test_the_picture_is_an_svg_of_its_own(tmp_path: Path) -> None:
-    loss_picture(_run(tmp_path / "run"), tmp_path / "loss.svg")
-    root = ET.parse(tmp_path / "loss.svg").getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"training", "evaluation (part)", "evaluation (all)", "completed updates"} <= set(texts)
-    with pytest.raises(UsageError, match="has no step to plot yet"):
-        loss_picture(tmp_path / "nowhere", tmp_path / "other.svg")
 
 
 def test_a_final_evaluation_is_not_joined_to_those_over_a_part(tmp_path: Path) -> None:

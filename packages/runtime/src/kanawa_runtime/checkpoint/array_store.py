@@ -21,33 +21,23 @@ logger = logging.getLogger(__name__)
 
 
 class _OneErrorOnce(logging.Filter):
-    """Drops errors that orbax logs, with a traceback on each of its threads, and raises as well."""
+    """Drops errors that orbax logs, with a traceback on each of its threads, and raises as well.
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.ERROR or "orbax" not in record.pathname:
-            return True
-        logger.debug("orbax: %s", record.getMessage(), exc_info=record.exc_info)
-        return False
-
-
-class _LateErrors(logging.Filter):
-    """Drops what asyncio logs of writes that failed beside the one whose error is raised.
-
-    Where several fail, orbax (0.12.8) retrieves only the first error. Python logs the others, with tracebacks, when it
-    collects them.
+    Also what asyncio logs of writes that failed beside the one whose error is raised: of several, orbax (0.12.8)
+    retrieves only the first error, and Python logs the others when it collects them.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         raised = record.exc_info[2] if record.exc_info else None
-        files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(raised))
-        if "exception was never retrieved" not in record.getMessage() or not any("orbax" in file for file in files):
+        files = [record.pathname, *(frame.f_code.co_filename for frame, _ in traceback.walk_tb(raised))]
+        is_late = record.name != "asyncio" or "exception was never retrieved" in record.getMessage()
+        if record.levelno < logging.ERROR or not is_late or not any("orbax" in file for file in files):
             return True
         logger.debug("orbax: %s", record.getMessage(), exc_info=record.exc_info)
         return False
 
 
 _FILTER = _OneErrorOnce()
-_LATE = _LateErrors()
 
 
 class ArrayStore:
@@ -127,8 +117,8 @@ def _orbax() -> Any:
     """Returns orbax, which takes seconds to import, its own errors logged once."""
     from orbax import checkpoint as orbax
 
-    logging.getLogger("absl").addFilter(_FILTER)
-    logging.getLogger("asyncio").addFilter(_LATE)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_FILTER)
     return orbax
 
 

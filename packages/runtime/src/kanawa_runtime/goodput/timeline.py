@@ -22,7 +22,7 @@ _EVENTS = {
     "went_back": "went back to an earlier checkpoint",
     "replicas_differ": "replicas computed different numbers",
     "straggler": "a rank was slow",
-    "stalled": "a step didn't end",
+    "hang_detected": "a process made no progress",
 }
 
 

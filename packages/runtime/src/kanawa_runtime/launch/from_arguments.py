@@ -47,7 +47,7 @@ def job_from(args: argparse.Namespace, *, serves: bool = False, is_here: bool = 
         slices=target.slices,
         hosts_per_slice=hosts,
         processes_per_host=processes,
-        grace_seconds=measured_grace(run, asks=not args.dry_run).seconds if args.grace is None else args.grace,
+        grace_seconds=measured_grace(run, asks=not args.dry_run) if args.grace is None else args.grace,
         run=run,
         **_treatment(args),
     )

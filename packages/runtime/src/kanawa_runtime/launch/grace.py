@@ -1,6 +1,5 @@
 """How long a run needs between a request to stop and being saved, measured from its own events."""
 
-import dataclasses
 import json
 import math
 import subprocess
@@ -22,45 +21,35 @@ LEAST_SECONDS = 30
 _READ_SECONDS = 60.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Grace:
-    """`seconds` to give, and `why` in a few words."""
-
-    seconds: int
-    why: str
-
-
-def measured_grace(run: str, *, asks: bool = True) -> Grace:
-    """Returns the grace that a run's events ask for; the default, and why, where there are none.
+def measured_grace(run: str, *, asks: bool = True) -> int:
+    """Returns the seconds that a run's events ask for; the default where there are none.
 
     Those of a run at an address are read there, unless no address may be read.
     """
     if "://" in run:
-        return _measured_there(run) if asks else Grace(UNMEASURED_SECONDS, f"the events at {run} weren't read")
-    return _measured_in(Path(run)) if run else Grace(UNMEASURED_SECONDS, "no save was measured yet")
+        return _measured_there(run) if asks else UNMEASURED_SECONDS
+    return _measured_in(Path(run)) if run else UNMEASURED_SECONDS
 
 
-def _measured_in(folder: Path) -> Grace:
+def _measured_in(folder: Path) -> int:
     try:
         return grace_of(read_kinds(folder / "events.jsonl", ("checkpoint_committed", "step")))
     except OSError:
-        return Grace(UNMEASURED_SECONDS, "no save was measured yet")
+        return UNMEASURED_SECONDS
 
 
-def _measured_there(address: str) -> Grace:
+def _measured_there(address: str) -> int:
     """Reads events in a process of its own: storages import JAX, and may look for rights for minutes."""
     command = [sys.executable, "-P", "-m", __name__, address]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return Grace(UNMEASURED_SECONDS, f"{address} gave no events within {_READ_SECONDS:.0f} s")
-    if done.returncode:
-        return Grace(UNMEASURED_SECONDS, f"no events can be read at {address}: {done.stderr.strip()[-300:]}")
-    return Grace(**json.loads(done.stdout))
+        return UNMEASURED_SECONDS
+    return int(json.loads(done.stdout)) if done.returncode == 0 else UNMEASURED_SECONDS
 
 
-def grace_of(events: Iterable[dict[str, Any]]) -> Grace:
-    """Returns the grace of a run with these events.
+def grace_of(events: Iterable[dict[str, Any]]) -> int:
+    """Returns the seconds of a run with these events.
 
     A request to stop waits for the step that is under way and for one more that proves the state sound, then for the
     whole save: an asynchronous one blocks for a moment only, but the process must stay until it is committed.
@@ -74,10 +63,9 @@ def grace_of(events: Iterable[dict[str, Any]]) -> Grace:
             elif event.get("event") == "step":
                 steps.append(float(seconds))
     if not saves:
-        return Grace(UNMEASURED_SECONDS, "no save was measured yet")
+        return UNMEASURED_SECONDS
     save, step = _late(saves), _late(steps) if steps else 0.0
-    needed = max(LEAST_SECONDS, math.ceil(save + 2 * step + MARGIN_SECONDS))
-    return Grace(needed, f"99 of 100 saves take at most {save:.1f} s, steps {step:.1f} s ({len(saves)} saves measured)")
+    return max(LEAST_SECONDS, math.ceil(save + 2 * step + MARGIN_SECONDS))
 
 
 def _late(values: list[float]) -> float:
@@ -98,7 +86,7 @@ def main(address: str) -> int:
     except KanawaError as error:
         write_message(str(error))
         return error.exit_code
-    write_json(dataclasses.asdict(grace))
+    write_json(grace)
     return DONE
 
 

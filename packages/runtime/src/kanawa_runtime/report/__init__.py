@@ -2,4 +2,3 @@
 
 from kanawa_runtime.report.figures import run_figures as run_figures
 from kanawa_runtime.report.page import write_report as write_report
-from kanawa_runtime.report.picture import loss_picture as loss_picture

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 Points = Sequence[tuple[float, float]]
 
-#: Width and height of a plot across the page, of one of two side by side, of any on a phone, and of a picture. Text
-#: shrinks with its drawing: on a narrow page a wide one would have text of four pixels.
-WIDE, HALF, NARROW, PICTURE = (1040, 320), (520, 240), (360, 230), (760, 300)
+#: Width and height of a plot across the page, of one of two side by side, and of any on a phone. Text shrinks with its
+#: drawing: on a narrow page a wide one would have text of four pixels.
+WIDE, HALF, NARROW = (1040, 320), (520, 240), (360, 230)
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 40
 #: For each pixel of width; more can't be seen, and makes a large page.
