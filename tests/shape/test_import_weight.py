@@ -67,6 +67,21 @@ def test_a_plugin_module_imports_the_host_and_the_standard_library(module):
     assert all(n.split(".")[1] in ("plugins", "errors", "status", "_version") for n in core), sorted(core)
 
 
+VERBS = """
+import argparse, {module} as plugin
+for hook in ("kanawa_commands", "kanawa_command_options"):
+    for offered in getattr(plugin, hook, list)():
+        offered.configure(argparse.ArgumentParser())
+"""
+
+
+@pytest.mark.parametrize("module", PLUGIN_MODULES)
+def test_declaring_the_verbs_loads_no_jax(module):
+    """`kanawa --help`, completion and every verb of a plugin declare all of them."""
+    modules = loaded(VERBS.format(module=module))
+    assert not third_party(modules) & {"jax", "jaxlib", "numpy", "optax", "orbax", "grain", "rich"}
+
+
 def test_the_probe_sees_what_it_should():
     assert "json.tool" in loaded("import json.tool")
     assert third_party({"numpy.linalg", "os.path", "kanawa.config"}) == {"numpy"}

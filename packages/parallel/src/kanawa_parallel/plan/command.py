@@ -10,8 +10,6 @@ from kanawa.errors import CompositionError, KanawaError, UsageError
 from kanawa.plugins import Command
 from kanawa.plugins.devices import OWN
 
-from kanawa_parallel.plan.goodput.command import needs_plan, refuse_without_goodput
-
 _EXAMPLE = """kanawa plan quickstart --on cpu-8
 kanawa plan llama2-7b --on v5p-512 --modify remat:policy=full
 kanawa plan llama2-7b --on v5p-512,h100-256 --quick
@@ -84,6 +82,7 @@ def _run(args: argparse.Namespace) -> int:
     _refuse_early(args)
     # Before the imports below: the first of them that asks JAX for a device starts all its platforms.
     _keep_off_accelerators()
+    from kanawa_parallel.plan.goodput.command import needs_plan
     from kanawa_parallel.plan.programs.decode import DECODE
     from kanawa_parallel.plan.programs.request import PlanRequest, missing_compilers
     from kanawa_parallel.plan.report.prices import prices_for
@@ -201,6 +200,8 @@ def _keep_off_accelerators() -> None:
 
 def _refuse_early(args: argparse.Namespace) -> None:
     """Raises UsageError for what can't be done as asked, before minutes go into a plan."""
+    from kanawa_parallel.plan.goodput.command import refuse_without_goodput
+
     refuse_without_goodput(args)
     for excluded, names, why in (
         (args.quick, ("save", "dump"), "a quick plan compiles nothing, so nothing can be saved; omit --quick"),
