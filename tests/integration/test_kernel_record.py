@@ -29,7 +29,9 @@ def selected(installation, attempt):
 
 
 def trained(installation, steps, *more):
-    done = installation.run("train", "llama-tiny", "--steps", str(steps), *OPTIONS, *more)
+    # The schedule spans the steps of each attempt, so that a longer one may go on.
+    span = ("--steps", str(steps), "--set", f"steps={steps}")
+    done = installation.run("train", "llama-tiny", *span, *OPTIONS, *more)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
