@@ -3,6 +3,7 @@
 Annotations are read late: they may name classes that are defined further down the module.
 """
 
+import dataclasses
 import re
 import sys
 import types
@@ -113,23 +114,17 @@ class Field:
         raise FieldTypeError(message) from None
 
 
+@dataclasses.dataclass(eq=False)
 class Schema:
     """All fields of a class in order, with its placement, intrinsic and renamed fields."""
 
-    def __init__(
-        self,
-        fields: dict[str, Field],
-        placement: frozenset[str],
-        renamed: dict[str, str],
-        intrinsic: frozenset[str] = frozenset(),
-    ) -> None:
-        self.fields = fields
-        self.placement = placement
-        self.renamed = renamed
-        self.intrinsic = intrinsic
-        self._settled = False
-        self._plain: dict[str, Any] = {}
-        self._copied: tuple[str, ...] = ()
+    fields: dict[str, Field]
+    placement: frozenset[str]
+    renamed: dict[str, str]
+    intrinsic: frozenset[str] = frozenset()
+    _settled: bool = False
+    _plain: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _copied: tuple[str, ...] = ()
 
     def start(self) -> dict[str, Any]:
         """Returns a new instance's values: the defaults, copied where sharing would show."""

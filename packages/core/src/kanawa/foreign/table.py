@@ -4,14 +4,13 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from kanawa.arrays.spec import ParamSpec
 from kanawa.errors import ModuleError, did_you_mean
 from kanawa.foreign.forms import Form
-from kanawa.foreign.named import NamedModule
 from kanawa.foreign.names import Joined, Names, Sliced, Tensor
 
 _LISTED = re.compile(r"(\w+)\[(\d+)\]")
@@ -23,6 +22,43 @@ class ForeignNameError(ModuleError):
 
 class ForeignTooManyError(ModuleError):
     """A model has more tensors than the caller's limit."""
+
+
+class NamedModule(Protocol):
+    """A node of a module tree, as `kanawa.module.Module`, which builds on this package, declares it."""
+
+    name: str
+    config: Any
+    num_stacked: int | None
+    param_specs: dict[str, ParamSpec]
+    state_specs: dict[str, ParamSpec]
+
+    @property
+    def parent(self) -> "NamedModule | None":
+        """The module that has this one as a child; None at the root."""
+        ...
+
+    @property
+    def children(self) -> "Mapping[str, NamedModule]":
+        """The modules below, by name."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Where the module is, for error messages."""
+        ...
+
+    def shared_module(self, name: str) -> "NamedModule":
+        """Returns the module that an ancestor shares under a name."""
+        ...
+
+    def layer_number(self, child: str, index: int) -> int:
+        """Returns the number that a copy of a stacked or listed child has in foreign names."""
+        ...
+
+    def first_layer(self, child: str) -> int:
+        """Returns how many layers come before those of a child that is itself a stack."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import jax
 from kanawa.arrays.prng import fold_name
 from kanawa.arrays.tree import merge_trees, unflatten_paths
 from kanawa.errors import ContextError
-from kanawa.foreign.named import NamedModule
+from kanawa.foreign.table import NamedModule
 from kanawa.module.outputs import Collector, twice
 
 try:
