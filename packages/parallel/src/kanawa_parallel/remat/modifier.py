@@ -6,17 +6,13 @@ from kanawa.errors import UsageError
 
 from kanawa_parallel.remat.policies import OffloadNames, SaveNames
 
-#: The catalog's kind: entry points of the group `kanawa.remat` name policies, or functions that return a policy's
-#: config.
-KIND = "remat"
-
 
 def named_policy(name: str) -> RematPolicy.Config:
     """Returns the config of the policy catalogued as `name`.
 
     Raises UnknownNameError with near names where nothing is called so, UsageError where it is no policy.
     """
-    component = kn.component(KIND, name, asker="kanawa-parallel")
+    component = kn.component("remat", name, asker="kanawa-parallel")
     is_policy = isinstance(component, type) and issubclass(component, RematPolicy)
     made = component.Config() if is_policy else component()
     if not isinstance(made, RematPolicy.Config):

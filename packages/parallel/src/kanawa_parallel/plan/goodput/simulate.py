@@ -115,9 +115,9 @@ def simulate(scenario: Scenario, seed: int = 0, failures: Sequence[Failure] | No
     return Simulation(scenario, seed, failures).run()
 
 
-def average(scenario: Scenario, months: int = 8, seed: int = 0) -> Outcome:
-    """Returns the mean of several months, each with chances of its own, the same for every scenario of a seed."""
-    outcomes = [simulate(scenario, seed * 1000 + month) for month in range(months)]
+def average(scenario: Scenario, months: int = 8) -> Outcome:
+    """Returns the mean of several months, each with chances of its own, the same for every scenario."""
+    outcomes = [simulate(scenario, month) for month in range(months)]
     mean = {name: sum(each.seconds[name] for each in outcomes) / months for name in CATEGORIES}
     failures = round(sum(each.failures for each in outcomes) / months)
     return Outcome(mean, failures, round(sum(each.steps for each in outcomes) / months))

@@ -41,35 +41,35 @@ class Suggestions:
     tiers: tuple[tuple[tuple[str, ...], float], ...]
 
 
-def suggestions(scenario: Scenario, seed: int = 0, months: int = _MONTHS) -> Suggestions:
+def suggestions(scenario: Scenario, months: int = _MONTHS) -> Suggestions:
     """Returns the best settings for the scenario's hosts, failures and costs."""
-    tuned = best_intervals(scenario, seed, months)
-    rows = tuple(_spare_rows(tuned, seed, months))
+    tuned = best_intervals(scenario, months)
+    rows = tuple(_spare_rows(tuned, months))
     best_spares = max(rows, key=lambda row: row[2])[0]
     equipped = dataclasses.replace(tuned, spares=best_spares)
-    sets = sorted(_tier_sets(equipped, seed, months), key=lambda row: -row[1])
+    sets = sorted(_tier_sets(equipped, months), key=lambda row: -row[1])
     intervals = tuple(
         Interval(asked.name, asked.every_steps, best.every_steps, *_by_formula(scenario, best))
         for asked, best in zip(scenario.tiers, tuned.tiers, strict=True)
     )
-    return Suggestions(intervals, equipped, average(equipped, months, seed), rows, best_spares, tuple(sets))
+    return Suggestions(intervals, equipped, average(equipped, months), rows, best_spares, tuple(sets))
 
 
-def best_intervals(scenario: Scenario, seed: int = 0, months: int = _MONTHS) -> Scenario:
+def best_intervals(scenario: Scenario, months: int = _MONTHS) -> Scenario:
     """Returns the scenario with each tier's interval where the simulation loses least, the others held."""
     best = scenario
     # Tiers hang on each other: how often to write to the store depends on how much the others already save.
     for _ in range(2 if len(scenario.tiers) > 1 else 1):
         for index in range(len(scenario.tiers)):
-            coarse = _quickest(best, index, _tried(best, index), seed, months)
+            coarse = _quickest(best, index, _tried(best, index), months)
             around = (max(1, round(coarse.tiers[index].every_steps * factor)) for factor in (1.0, *_BESIDE))
-            best = _quickest(best, index, around, seed, months)
+            best = _quickest(best, index, around, months)
     return best
 
 
-def _quickest(scenario: Scenario, index: int, tried: Iterable[int], seed: int, months: int) -> Scenario:
+def _quickest(scenario: Scenario, index: int, tried: Iterable[int], months: int) -> Scenario:
     candidates = [_with_interval(scenario, index, steps) for steps in dict.fromkeys(tried)]
-    return max(candidates, key=lambda each: average(each, months, seed).goodput)
+    return max(candidates, key=lambda each: average(each, months).goodput)
 
 
 def _tried(scenario: Scenario, index: int) -> Iterator[int]:
@@ -100,11 +100,11 @@ def _by_formula(scenario: Scenario, tier: Tier) -> tuple[int, int]:
     return first, second
 
 
-def _spare_rows(scenario: Scenario, seed: int, months: int) -> Iterator[tuple[int, float, float]]:
+def _spare_rows(scenario: Scenario, months: int) -> Iterator[tuple[int, float, float]]:
     """Yields (spares, goodput, goodput for each host that is paid for) until more of them cost more than they bring."""
     best, worse = 0.0, 0
     for spares in range(round(scenario.hosts * _MOST_SPARE_SHARE) + 2):
-        goodput = average(dataclasses.replace(scenario, spares=spares), months, seed).goodput
+        goodput = average(dataclasses.replace(scenario, spares=spares), months).goodput
         paid = goodput * scenario.hosts / (scenario.hosts + spares)
         yield spares, goodput, paid
         worse = 0 if paid > best else worse + 1
@@ -113,13 +113,13 @@ def _spare_rows(scenario: Scenario, seed: int, months: int) -> Iterator[tuple[in
             return
 
 
-def _tier_sets(scenario: Scenario, seed: int, months: int) -> Iterator[tuple[tuple[str, ...], float]]:
+def _tier_sets(scenario: Scenario, months: int) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yields sets of tiers, one of which outlives everything, with their goodput at their own best intervals."""
     for count in range(1, len(scenario.tiers) + 1):
         for tiers in itertools.combinations(scenario.tiers, count):
             if any(tier.survives == "all" for tier in tiers):
-                alone = best_intervals(dataclasses.replace(scenario, tiers=tiers), seed, months)
-                yield tuple(tier.name for tier in tiers), average(alone, months, seed).goodput
+                alone = best_intervals(dataclasses.replace(scenario, tiers=tiers), months)
+                yield tuple(tier.name for tier in tiers), average(alone, months).goodput
 
 
 def young(cost_seconds: float, mtbf_seconds: float) -> float:
