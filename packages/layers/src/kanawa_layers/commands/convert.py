@@ -108,12 +108,12 @@ def _store_of(directory: Path) -> ModelStore:
 
     from kanawa_layers.convert.errors import ConvertError
 
-    names = [state.key for state in host().components(_KIND) if state.name != _OURS and state.state.usable]
-    for name in names:
-        store: ModelStore = component(_KIND, name)()
+    states = [state for state in host().components(_KIND) if state.name != _OURS and state.state.usable]
+    for state in states:
+        store: ModelStore = component(_KIND, state.key)()
         if store.holds(directory):
             return store
-    known = ", ".join(names) or "none is installed; pip install kanawa-runtime"
+    known = ", ".join(state.name for state in states) or "none is installed; pip install kanawa-runtime"
     message = f"{directory} is not a model of any known kind ({known})"
     raise ConvertError(message)
 
