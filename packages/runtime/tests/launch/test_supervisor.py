@@ -257,6 +257,16 @@ def test_a_program_that_is_not_there_is_not_tried_again(tmp_path):
     assert told[0] == "no-such-program can't be started: No such file or directory"
 
 
+def test_a_process_takes_no_module_of_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    folder = folder_of(tmp_path)
+    folder.mkdir()
+    asked = Job(name="help", command=["kanawa", "--version"], run=str(tmp_path))
+    assert Supervisor(asked, folder, lambda line: None).run() == 0
+    assert not (tmp_path / "ran").exists()
+
+
 FIRST_WORDS = """
 import sys, time
 if sys.argv[sys.argv.index("--process-id") + 1] == "1":

@@ -21,6 +21,7 @@ from kanawa.contracts import (
     open_storage,
 )
 from kanawa_runtime.checkpoint import ShardedCheckpointer
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.runs.run_directory import RunDirectory
@@ -119,6 +120,16 @@ def test_a_slow_bucket_costs_checkpoints_and_no_step(address, server, uninterrup
     assert 4 in told(address, "checkpoint_skipped")
     assert told(address, "checkpoint_committed")[0] == 2
     assert told(address, "checkpoint_committed")[-1] == STEPS
+
+
+def test_a_start_while_the_bucket_refuses_is_worth_another_and_loses_nothing(address, server, capsys):
+    go_on(address, 3)
+    server.fail()
+    assert main(["train", "tiny-lm", "--on", "cpu", "--run", address]) == LOST
+    said = capsys.readouterr().err
+    assert "SlowDown" in said and "nothing is lost: the same command resumes the run" in said
+    server.mend()
+    assert go_on(address).start_step == 3
 
 
 def test_records_are_at_the_address_as_soon_as_their_checkpoint_counts(address, monkeypatch, server):

@@ -1,11 +1,13 @@
 """Going on from an older checkpoint: the same losses again, and later checkpoints are kept beside."""
 
+import json
+
 import pytest
 import tiny_lm
 from kanawa.composition.experiment import compose
 from kanawa.contracts import Checkpointer, CheckpointError
 from kanawa_runtime.checkpoint import CheckpointNotFoundError
-from kanawa_runtime.commands.train import _to_type_again
+from kanawa_runtime.commands.train import _to_type_again, _typed
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import LineScreen
@@ -64,6 +66,27 @@ def test_a_checkpointer_without_a_way_back_says_so(tmp_path):
 )
 def test_the_command_to_go_on_does_not_go_back_again(words):
     assert _to_type_again(["train", "tiny", *words, "--run", "a"]) == ["train", "tiny", "--run", "a"]
+
+
+def test_what_was_launched_is_what_one_types_again(monkeypatch):
+    monkeypatch.setenv("KANAWA_RESUME", "kanawa launch local tiny --processes 2")
+    monkeypatch.setattr("sys.argv", ["kanawa", "train", "tiny", "--coordinator", "127.0.0.1:1", "--process-id", "0"])
+    assert _typed() == "kanawa launch local tiny --processes 2"
+    monkeypatch.delenv("KANAWA_RESUME")
+    assert _typed() == "kanawa train tiny"
+
+
+def test_a_restart_says_how_many_steps_are_taken_again(tmp_path):
+    run = tmp_path / "run"
+    attempt(run, steps=6)
+    # As after a kill: the steps since the newest checkpoint are on record, and not saved.
+    with (run / "events.jsonl").open("a") as file:
+        for step in (7, 8, 9):
+            file.write(json.dumps({"event": "step", "attempt": 1, "step": step, "loss": 1.0}) + "\n")
+    _, lines = attempt(run, steps=12)
+    assert "3 steps of the last attempt were not saved: steps 7 to 9 are taken again" in lines
+    _, lines = attempt(run, steps=14)
+    assert not any("taken again" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["00060", "٤", "²", "6 ", "+6"])
