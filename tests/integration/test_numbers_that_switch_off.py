@@ -35,6 +35,7 @@ SMALL = "is 0.0, so small that it switches off what it is for"
         ("learner.schedule.peak", "0", SMALL),
         ("learner.schedule.peak", "1e30", "is 1e+30, so large that it drowns all else"),
         ("model.head.logit_scale", "0", f"{SMALL}; its default is 1.0"),
+        ("learner.optimizer.weight_decay", "1e30", "is 1e+30, so large that it drowns all else; its default is 0.1"),
     ],
 )
 def test_a_number_that_switches_learning_off_is_warned_of(path, value, said, caplog):

@@ -72,11 +72,11 @@ Fraction = Annotated[float, Range(0, 1)]
 #: A share that must leave some: a dropout rate, a decay of averages.
 Partial = Annotated[float, Range(0, 1, below=True)]
 #: A finite number that may be nothing: a rate, a coefficient, an epsilon.
-NonNegative = Annotated[float, Range(0, below=True)]
+NonNegative = Annotated[float, Range(0, below=True), Usual(0, 1e12)]
 #: What is added before dividing: float32 must be able to hold it, for 0 / 0 is NaN.
 Epsilon = Annotated[float, Range(1e-37, 1)]
 #: A finite number that others are multiplied or divided by.
-Positive = Annotated[float, Range(0, above=True, below=True)]
+Positive = Annotated[float, Range(0, above=True, below=True), Usual(0, 1e12)]
 #: A finite number that may be nothing, but 0 and huge ones are warned of: a learning rate, the coefficient of a loss.
 Strength = Annotated[float, Range(0, below=True), Usual()]
 #: Any number but infinities and NaN.

@@ -78,7 +78,7 @@ class LowRank(kn.Modifier):
 
     class Config(kn.Modifier.Config):
         rank: kn.Size = 8
-        alpha: kn.NonNegative = 16.0
+        alpha: kn.Strength = 16.0
         targets: tuple[str, ...] = ("**",)
 
     #: The kind of change.

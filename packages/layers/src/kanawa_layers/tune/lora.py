@@ -30,7 +30,7 @@ class LoRA(Adapter):
 
     class Config(Adapter.Config):
         rank: kn.Size = 8
-        alpha: kn.NonNegative = 16.0
+        alpha: kn.Strength = 16.0
         dropout: Dropout.Config | None = None
         foreign: kn.foreign.Names = FOREIGN
 
@@ -109,7 +109,7 @@ class DoRA(Adapter):
 
     class Config(Adapter.Config):
         rank: kn.Size = 8
-        alpha: kn.NonNegative = 16.0
+        alpha: kn.Strength = 16.0
         foreign: kn.foreign.Names = FOREIGN
 
     def setup(self) -> None:
