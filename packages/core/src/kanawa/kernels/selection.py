@@ -49,6 +49,11 @@ class _Question:
     #: Whether the program is for devices that aren't this process's.
     described: bool = False
 
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The kernels that the plan requires of this operation, one of them."""
+        return tuple(name for operation, name in self.policy.pins if operation == self.operation.name)
+
 
 def select(operation: Operation, problem: Any, split_error: str = "") -> Selection:
     """Returns the best installed kernel for a local problem on the current platform.
@@ -84,36 +89,34 @@ def _question(operation: Operation, problem: Any, split_error: str) -> _Question
 def supporting_kernels(operation: str, problem: Any) -> list[Kernel]:
     """Returns the installed kernels that support a local problem on the current platform, the best ranked first."""
     question = _question(Operation(operation, {}, ()), problem, "")
-    asked = ((state, *_ask(question, state)) for state in question.installed)
-    supporting = [(state, kernel) for state, kernel, verdict in asked if kernel is not None and verdict.ok]
-    return [kernel for _, kernel in sorted(supporting, key=_rank)]
+    return [kernel for _, kernel in _askable(question) if kernel.verdict(problem, question.device)]
 
 
 def has_alternatives(operation: Operation, reference: str, split_error: str = "") -> bool:
     """Returns whether a kernel other than the reference may be chosen on the current platform for some problem."""
-    question = _question(operation, None, split_error)
-    asked = (_loaded(question, state)[0] for state in question.installed if state.name != reference)
-    return any(kernel is not None for kernel in asked)
+    return any(state.name != reference for state, _ in _askable(_question(operation, None, split_error)))
 
 
 def preferred_problem(operation: Operation, problem: Any, split_error: str = "") -> Any:
     """Returns the problem that the best ranked kernel would rather compute, and can; see `Kernel.preferred`."""
     question = _question(operation, problem, split_error)
-    pins = tuple(name for op, name in question.policy.pins if op == operation.name)
-    loaded = [(state, _loaded(question, state)[0]) for state in question.installed]
-    able = [(state, kernel) for state, kernel in loaded if kernel is not None]
-    if pins:
-        able = [(state, kernel) for state, kernel in able if state.name in pins or state.key in pins]
-    for _, kernel in sorted(able, key=_rank):
+    for state, kernel in _askable(question):
+        if question.pins and not {state.name, state.key} & {*question.pins}:
+            continue
         preferred = kernel.preferred(problem, question.device)
         if kernel.verdict(preferred, question.device):
             return preferred
     return problem
 
 
+def _askable(question: _Question) -> list[tuple["ComponentState", Kernel]]:
+    """Returns the kernels that may be asked about problems here, the best ranked first."""
+    loaded = ((state, _loaded(question, state)[0]) for state in question.installed)
+    return sorted(((state, kernel) for state, kernel in loaded if kernel is not None), key=_rank)
+
+
 @functools.lru_cache(maxsize=1024)
 def _answer(question: _Question) -> Selection:
-    pins = tuple(name for op, name in question.policy.pins if op == question.operation.name)
     refused: list[tuple[str, str]] = []
     supporting: list[tuple[ComponentState, Kernel]] = []
     for state in question.installed:
@@ -125,8 +128,8 @@ def _answer(question: _Question) -> Selection:
     # A config's pin beats what the run recorded, which beats what was measured, which beats the ranking.
     recorded, measured = _use(question, question.policy.recorded), _use(question, question.policy.measured)
     note = ""
-    if pins:
-        best = _pinned(question, pins, supporting, refused)
+    if question.pins:
+        best = _pinned(question, supporting, refused)
         if recorded.kernel not in ("", best.name):
             note = f"pinned by the config; this run had {recorded.kernel}"
     elif recorded.kernel:
@@ -300,17 +303,16 @@ def _as_recorded(
 
 def _pinned(
     question: _Question,
-    pins: tuple[str, ...],
     supporting: list[tuple["ComponentState", Kernel]],
     refused: list[tuple[str, str]],
 ) -> Kernel:
-    for pin in pins:
+    for pin in question.pins:
         for state, kernel in supporting:
             if pin in (state.name, state.key):
                 return kernel
     reasons = dict(refused)
     lines = []
-    for pin in pins:
+    for pin in question.pins:
         bare = pin.rpartition(":")[2]
         if bare in reasons:
             lines.append(f"{pin} refuses {_what(question)}: {reasons[bare]}")
