@@ -1,6 +1,7 @@
 """What clients have in common: one that takes all it can leaves room, threads, caches and turns to the others."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -8,6 +9,7 @@ import time
 
 import pytest
 from kanawa_runtime.serve.http.access import Keys
+from kanawa_runtime.serve.http.service import Compilers
 from kanawa_runtime.serve.http.shares import FairPool, Shares
 
 from .running_server import BYTES, model_of, running_server, wait_for
@@ -21,10 +23,12 @@ def raw(server, content):
     """Returns what is answered to bytes as they are."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as made:
-        made.sendall(content)
         answer = b""
-        while more := made.recv(65536):
-            answer += more
+        # One connection too many may be closed before it has sent anything.
+        with contextlib.suppress(ConnectionError):
+            made.sendall(content)
+            while more := made.recv(65536):
+                answer += more
     return answer
 
 
@@ -104,6 +108,18 @@ def test_clients_of_a_pool_take_turns():
     asyncio.run(run())
     assert order.index("b") <= 2 and order.index("c") <= 3
     assert [name for name in order if name.startswith("a")] == ["a0", "a1", "a2", "a3"]
+
+
+def test_grammars_of_one_client_leave_another_its_turn():
+    order = []
+
+    async def run():
+        compilers = Compilers(1, 10)
+        work = [compilers.run("a", lambda n=n: order.append(f"a{n}"), seconds=60) for n in range(6)]
+        await asyncio.gather(*work, compilers.run("b", lambda: order.append("b"), seconds=60))
+
+    asyncio.run(run())
+    assert order.index("b") <= 1
 
 
 def test_bodies_of_millions_of_ids_delay_no_small_request():

@@ -236,7 +236,7 @@ class TextEndpoint(abc.ABC, Generic[Body]):
             raise invalid(at="priority", why="this server takes none (server.allow_priority); leave it out")
         with service.counted(exchange.client):
             async with exchange.while_connected():
-                grammar = await service.grammar(self.structure(request))
+                grammar = await service.grammar(self.structure(request), exchange.client)
                 generation = await service.in_worker(exchange, self.generation, exchange, request, grammar)
                 # While this waited for a thread, the server may have begun to stop.
                 service.check_ready()

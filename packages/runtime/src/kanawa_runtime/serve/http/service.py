@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
@@ -74,21 +75,24 @@ _GRAMMARS_BUSY_SECONDS = 5.0
 class Compilers:
     """Compiling a grammar can't be interrupted, so a slow one never blocks the others.
 
-    `at_once` are compiled at a time; one that takes longer than a moment no longer counts among them, but among the
-    slow ones, of which there may be `most_slow`.
+    `at_once` are compiled at a time, one of each client; one that takes longer than a moment no longer counts among
+    them, but among the slow ones, of which there may be `most_slow`.
     """
 
     def __init__(self, at_once: int, most_slow: int) -> None:
         self._turns = asyncio.Semaphore(at_once)
-        self._most_slow = most_slow
-        self._slow = 0
+        self._of_client: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._slow = Shares(most_slow)
 
-    async def run(self, work: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
+    async def run(self, client: str, work: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
         """Returns what `work` does; raises TimeoutError, and the 503 where too many slow ones run."""
-        if self._slow >= self._most_slow:
-            message = f"{self._slow} structured outputs take long to compile, as many as may (max_slow_grammars)"
+        if not self._slow.has_room(client):
+            message = (
+                "as many structured outputs as may (max_slow_grammars) take long to compile, or this client's share"
+            )
             raise unavailable(message, _GRAMMARS_BUSY_SECONDS, "grammars_busy")
-        async with self._turns:
+        own = self._of_client.setdefault(client, asyncio.Lock())
+        async with own, self._turns:
             task = asyncio.wrap_future(_in_thread(work, *arguments))
             # The client may leave before it is done, and its exception is unread then.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -96,13 +100,10 @@ class Compilers:
                 await asyncio.wait((task,), timeout=min(_QUICK_SECONDS, seconds))
             finally:
                 if not task.done():
-                    self._slow += 1
-                    task.add_done_callback(self._one_less)
+                    self._slow.take(client)
+                    task.add_done_callback(lambda _: self._slow.give_back(client))
         async with asyncio.timeout(max(0.0, seconds - _QUICK_SECONDS)):
             return await asyncio.shield(task)
-
-    def _one_less(self, _: Any) -> None:
-        self._slow -= 1
 
 
 def _in_thread(work: Callable[..., Result], *arguments: Any) -> "Future[Result]":
@@ -221,7 +222,7 @@ class Service:
         if found is not None:
             raise invalid(at=at, why=f"it holds {found}, a control token of the model (server.allow_control_tokens)")
 
-    async def grammar(self, structure: Structure | None) -> Grammar | None:
+    async def grammar(self, structure: Structure | None, client: str) -> Grammar | None:
         """Returns the compiled grammar of a structure; raises the 422 of one that can't be compiled, or not in time."""
         if structure is None:
             return None
@@ -231,7 +232,7 @@ class Service:
             raise unprocessable(at=field, why=self.model.no_grammars or "this server compiles no structures")
         seconds = self.config.grammar_seconds
         try:
-            return await self._compilers.run(lambda: grammars.compile(kind, spec, field=field), seconds=seconds)
+            return await self._compilers.run(client, lambda: grammars.compile(kind, spec, field=field), seconds=seconds)
         except RequestError as error:
             raise ApiError(422, str(error), param=error.field, code="invalid_structure") from error
         except TimeoutError as error:
