@@ -115,11 +115,12 @@ def _plugin_behind(error: BaseException) -> list[str]:
 
     try:
         state = plugin_behind(error)
-    except PluginError:  # plugins are errors (KANAWA_STRICT_PLUGINS), or the host was still being asked
+    except PluginError:  # the host was still being asked
         return []
     if state is not None:
         return [f"  {how_to_skip(state)}"]
-    place = None if isinstance(error, KanawaError) else foreign_code_behind(error)
+    # Of OSErrors neither command nor code is to blame, whoever wrote to the disk.
+    place = None if isinstance(error, (KanawaError, OSError, MemoryError)) else foreign_code_behind(error)
     return [] if place is None else [f"  raised in {place}; --traceback shows what called it"]
 
 
