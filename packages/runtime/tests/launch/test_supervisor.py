@@ -75,7 +75,7 @@ def test_all_start_again_when_one_is_killed(tmp_path):
     code, told, state = supervise(tmp_path, "42,0;kill,0")
     assert (code, state["state"], state["restarts"]) == (0, "done", 1)
     assert told == [
-        "process 1 of 2 failed first, with exit code 137 (SIGKILL): process 1 says kill\n"
+        "process 1 of 2 failed first, with exit code 137 (SIGKILL): it wrote last: process 1 says kill\n"
         f"its log is {tmp_path}/launch/attempt-1/rank-1.log",
         "process 0 ended with exit code 42, process 1 ended with exit code 137 (SIGKILL): "
         "starting all of them again in 0 s, restart 1 of 5",
@@ -94,7 +94,7 @@ def test_one_that_hangs_when_another_is_lost_is_killed_with_its_children(tmp_pat
 def test_what_is_permanent_is_not_tried_again(tmp_path):
     code, told, state = supervise(tmp_path, "42;2")
     assert (code, state["state"]) == (2, "failed")
-    assert told[0].startswith("process 1 of 2 failed first, with exit code 2: process 1 says 2\n")
+    assert told[0].startswith("process 1 of 2 failed first, with exit code 2: it wrote last: process 1 says 2\n")
     assert told[1].endswith("2 is permanent, the same command would fail the same way")
     assert "process 1 says 2; logs in" in LocalLauncher.Config().build().status(str(tmp_path)).detail
 

@@ -84,7 +84,7 @@ def test_a_restart_says_how_many_steps_are_taken_again(tmp_path):
         for step in (7, 8, 9):
             file.write(json.dumps({"event": "step", "attempt": 1, "step": step, "loss": 1.0}) + "\n")
     _, lines = attempt(run, steps=12)
-    assert "3 steps of the last attempt were not saved: steps 7 to 9 are taken again" in lines
+    assert "taken again, since the last attempt did not save them: steps 7 to 9 (3 in all)" in lines
     _, lines = attempt(run, steps=14)
     assert not any("taken again" in line for line in lines)
 

@@ -42,7 +42,8 @@ class Restarts:
 
 
 def reason_of(output: str) -> str:
-    """Returns the line in which a process says why it ended: its error, else the last one that it wrote."""
+    """Returns the line in which a process says why it ended: its error, else what it wrote last."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("kanawa: error:")] or lines
-    return said[-1].removeprefix("kanawa: error: ")[:_MOST_CHARACTERS] if said else ""
+    said = [line.removeprefix("kanawa: error: ") for line in lines if line.startswith("kanawa: error:")]
+    said = said or [f"it wrote last: {line}" for line in lines[-1:]]
+    return said[-1][:_MOST_CHARACTERS] if said else ""

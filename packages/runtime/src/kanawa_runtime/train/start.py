@@ -105,7 +105,7 @@ def start(attempt: Attempt) -> Started:
     lost = attempt.run.events().last_step - origin.step
     if lost > 0 and attempt.from_step is None:
         steps = f"steps {origin.step + 1} to {origin.step + lost}" if lost > 1 else f"step {origin.step + 1}"
-        screen.say(f"{lost} step{'s' * (lost > 1)} of the last attempt were not saved: {steps} are taken again")
+        screen.say(f"taken again, since the last attempt did not save them: {steps} ({lost} in all)")
     journal.started(origin.step)
     kernels = KernelRecord.of({} if restored is None else restored.meta, jax.default_backend())
     where, cfg = kernels.applied(attempt.prepared.environment), attempt.config
