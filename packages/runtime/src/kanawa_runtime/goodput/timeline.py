@@ -1,6 +1,7 @@
 """A run's wall time in order: what it was spent on, where attempts ended, and from where the next ones went on."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -93,18 +94,10 @@ def _of_attempt(attempt: Attempt, begun: float, start: float, typical: float) ->
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """Yields pieces with neighbours of one category as one, and without those of no length."""
-    held: Piece | None = None
-    for piece in pieces:
-        if piece.end <= piece.begin:
-            continue
-        if held is not None and held.category == piece.category:
-            held = Piece(held.begin, piece.end, held.category)
-            continue
-        if held is not None:
-            yield held
-        held = piece
-    if held is not None:
-        yield held
+    lasting = (piece for piece in pieces if piece.end > piece.begin)
+    for category, group in itertools.groupby(lasting, key=lambda piece: piece.category):
+        same = list(group)
+        yield Piece(same[0].begin, same[-1].end, category)
 
 
 def _of_attempts(attempts: Sequence[Attempt], records: Sequence[Mapping[str, Any]], start: float) -> Iterator[Mark]:
