@@ -52,3 +52,16 @@ def test_nothing_is_overwritten_and_unknown_sources_are_explained(installed):
 
 def test_help_shows_an_example(installed):
     assert "kanawa convert from-hf" in installed.run("convert", "--help").stdout
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "vit"])
+def test_encoders_go_there_and_back_too(installed, family):
+    shutil.copytree(FIXTURES / family, installed.folder / family)
+    there = installed.run("convert", "from-hf", family, f"{family}-run")
+    assert there.returncode == 0, there.stderr
+    back = installed.run("convert", "to-hf", f"{family}-run", f"{family}-back")
+    assert back.returncode == 0, back.stderr
+    weights = [(installed.folder / name / "model.safetensors").read_bytes() for name in (family, f"{family}-back")]
+    assert weights[0] == weights[1]
+    before, after = (json.loads((installed.folder / f / "config.json").read_text()) for f in (family, f"{family}-back"))
+    assert before == after

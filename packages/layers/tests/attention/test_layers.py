@@ -9,6 +9,7 @@ from kanawa.contracts import Sequences
 from kanawa.errors import ModuleError
 from kanawa_layers.attention.cross import CrossAttention
 from kanawa_layers.attention.dot_product import SigmoidDotProduct, SoftmaxDotProduct
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.masks import Bidirectional, PrefixLM
 from kanawa_layers.attention.ring_cache import RingCache
 from kanawa_layers.attention.slots import (
@@ -21,6 +22,9 @@ from kanawa_layers.attention.slots import (
 )
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.positions.biases import Alibi, NoPositions
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.recurrent.gated_delta_net import GatedDeltaNet
+from kanawa_layers.recurrent.rattention import RAttention
 
 from .kinds import WIDTH, grouped, latent
 
@@ -187,3 +191,19 @@ def test_no_memory_and_too_much_of_it():
     cache = {name: jnp.zeros(spec.shape, spec.dtype) for name, spec in layer.cache_spec(2, 20, "float32").items()}
     with pytest.raises(ModuleError, match="the memory has 5 tokens but its cache holds 4; raise memory_length"):
         kn.functional(layer)(random_parameters(layer), {}, X, Sequences(memory=MEMORY), cache)
+
+
+@pytest.mark.parametrize("kind", [GroupedQueryAttention, CrossAttention, RAttention, GatedDeltaNet])
+def test_channels_that_heads_do_not_divide_are_refused_unless_heads_have_a_width(kind):
+    with pytest.raises(ModuleError, match=r"layer: 200 channels don't divide into 6 heads; 5 or 8 heads would fit"):
+        kind.Config(input_dim=200, num_heads=6).build(name="layer")
+    layer = kind.Config(input_dim=200, num_heads=6, head_dim=32).build(name="layer")
+    shape = kn.param_specs(layer)["query"]["weight"].shape
+    assert shape[0] == 200 and np.prod(shape[1:]) == 6 * 32
+
+
+def test_a_window_that_sees_no_further_was_trained_for_any_length():
+    def trained(**changes):
+        return grouped(positions=Rotary.Config(trained_length=64), **changes).build(name="layer").trained_length()
+
+    assert (trained(), trained(window=65), trained(window=64)) == (64, 64, None)

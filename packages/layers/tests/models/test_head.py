@@ -5,10 +5,14 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
-from kanawa.contracts import Batch
+from kanawa.arrays.tree import flatten_paths
+from kanawa.contracts import Batch, EncoderDecoderBatch
 from kanawa.errors import ConfigError
-from kanawa_layers.models.head import TiedHead, UntiedHead, project
+from kanawa_layers.models.head import TiedHead, UntiedHead
+from kanawa_layers.models.token_loss import CrossEntropy, SumOfLosses, TokenLoss
+from kanawa_layers.recipes.bert import bert
 from kanawa_layers.recipes.llama import llama
+from kanawa_layers.recipes.t5 import t5
 
 
 class Projecting(kn.Module):
@@ -21,7 +25,7 @@ class Projecting(kn.Module):
         self.add_child("head", self.config.head)
 
     def forward(self, x):
-        return project(x, self.head)
+        return self.head.logits(x)
 
 
 TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, 50)
@@ -94,8 +98,6 @@ def test_embedding_scale_is_rounded_to_the_compute_dtype_first():
 
 
 def test_a_sum_of_losses_adds_up():
-    from kanawa_layers.models.token_loss import CrossEntropy, SumOfLosses
-
     params = {"kernel": jnp.asarray(np.random.default_rng(0).standard_normal((4, 5), np.float32))}
     x, batch = jnp.ones((1, 3, 4)), Batch.of_tokens(jnp.array([[1, 2, 3, 4]]))
 
@@ -118,3 +120,49 @@ def test_a_sum_of_losses_adds_up():
     terms = (CrossEntropy.Config(coefficient=0.25), CrossEntropy.Config(label_smoothing=0.5, coefficient=2.0))
     wanted = 0.25 * total(CrossEntropy.Config()) + 2.0 * total(CrossEntropy.Config(label_smoothing=0.5))
     np.testing.assert_allclose(total(SumOfLosses.Config(terms=terms)), wanted, rtol=1e-6)
+
+
+class Surprise(TokenLoss):
+    """A loss of someone's own, over all logits at once: the negative mean of the chosen tokens' logits."""
+
+    class Config(TokenLoss.Config):
+        pass
+
+    def forward(self, x, head, batch):
+        picked = jnp.take_along_axis(head.logits(x), batch.target_ids[..., None], -1)[..., 0]
+        count = jnp.sum(batch.loss_weights)
+        self.add_loss("surprise", -jnp.sum(picked * batch.loss_weights), count, self.config.coefficient)
+
+
+BOTH = SumOfLosses.Config(terms=(CrossEntropy.Config(), Surprise.Config(coefficient=0.5)))
+SIZES = {"num_layers": 1, "input_dim": 16, "num_heads": 2, "hidden_dim": 24, "vocab_size": 50}
+
+
+def pairs():
+    ids = TOKENS[:, :-1]
+    return EncoderDecoderBatch(ids, None, None, ids, None, None, TOKENS[:, 1:], jnp.ones(ids.shape))
+
+
+@pytest.mark.parametrize(
+    ("cfg", "batch"),
+    [
+        (llama(**SIZES, num_kv_heads=1), Batch.of_tokens(TOKENS)),
+        (bert(**SIZES, max_length=9), Batch(TOKENS, TOKENS, None, None, jnp.ones(TOKENS.shape))),
+        (t5(**SIZES, num_buckets=8, max_distance=6), pairs()),
+    ],
+    ids=["decoder", "encoder", "encoder-decoder"],
+)
+def test_every_language_model_takes_losses_of_anyones_and_gives_them_its_logits(cfg, batch):
+    cfg.set(loss=BOTH)
+    model = cfg.build()
+    params = jax.jit(lambda key: kn.initialize(model, key))(jax.random.key(0))
+
+    def both(params):
+        return kn.functional(model)(params, {}, batch, key=jax.random.key(1), train=True)[1].total_loss()
+
+    given = (batch.input_ids, batch.decoder_input_ids) if isinstance(batch, EncoderDecoderBatch) else (batch.input_ids,)
+    logits, _ = jax.jit(kn.functional(model, "predict"))(params, {}, *given)
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits) + 0.5 * logits, batch.target_ids[..., None], -1)
+    total, grads = jax.jit(jax.value_and_grad(both))(params)
+    np.testing.assert_allclose(total, -picked.mean(), rtol=1e-5)
+    assert all(np.abs(g).max() > 0 for path, g in flatten_paths(grads).items() if path.startswith("embedding"))

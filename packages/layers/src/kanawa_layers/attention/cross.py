@@ -11,7 +11,7 @@ from kanawa.errors import ModuleError
 from kanawa.kernels import MaskSpec
 
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct
-from kanawa_layers.attention.projections import NAMES, Heads, add_projections
+from kanawa_layers.attention.projections import NAMES, Heads, add_projections, head_dim_of
 from kanawa_layers.attention.slots import OutputGate, Sinks
 from kanawa_layers.basic.linear import Linear
 
@@ -56,7 +56,7 @@ class CrossAttention(SequenceMixer):
     def setup(self) -> None:
         """Declares the projections, norms and dot product."""
         cfg = self.config
-        head_dim = cfg.head_dim or cfg.input_dim // cfg.num_heads
+        head_dim = head_dim_of(self)
         self.heads = Heads(cfg.input_dim, cfg.num_heads, cfg.num_kv_heads or cfg.num_heads, head_dim)
         add_projections(self, cfg, self.heads, memory_dim=cfg.memory_dim)
         self.add_child("query_norm", cfg.query_norm, input_dim=head_dim)

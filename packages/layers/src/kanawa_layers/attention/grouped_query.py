@@ -18,6 +18,7 @@ from kanawa_layers.attention.projections import (
     add_fused_projections,
     add_projections,
     fuse_projections,
+    head_dim_of,
     normed,
     project,
 )
@@ -97,12 +98,7 @@ class GroupedQueryAttention(SequenceMixer, Fusable):
     def setup(self) -> None:
         """Declares the projections [embed, heads, head_dim] and back, and what is in the slots."""
         cfg = self.config
-        heads = Heads(
-            cfg.input_dim,
-            cfg.num_heads,
-            cfg.num_kv_heads or cfg.num_heads,
-            cfg.head_dim or cfg.input_dim // cfg.num_heads,
-        )
+        heads = Heads(cfg.input_dim, cfg.num_heads, cfg.num_kv_heads or cfg.num_heads, head_dim_of(self))
         self.heads, self.head_dim = heads, heads.head_dim
         self.mask = narrowed(cfg.mask, cfg.window)
         self.takes_keys = takes_keys(cfg.sharing)
@@ -122,6 +118,12 @@ class GroupedQueryAttention(SequenceMixer, Fusable):
         self.add_child("dot_product", cfg.dot_product, scale=scale, logit_cap=cfg.logit_cap)
         shape: dict[str, Any] = {"num_kv_heads": heads.kv_heads, "key_dim": self.head_dim, "value_dim": self.head_dim}
         self.add_child("cache", None if self.takes_keys else cfg.cache, reach=reach(self.mask), **shape)
+
+    @kn.nowrap
+    def trained_length(self) -> int | None:
+        """Returns that of the positions; None for a window that never sees two tokens so far apart."""
+        length, span = super().trained_length(), reach(self.mask)
+        return None if length is not None and span is not None and span <= length else length
 
     def forward(
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None

@@ -17,14 +17,20 @@ NAMES = {
 }
 
 
-def head_width(channels: int, heads: int, path: str) -> int:
-    """Returns channels / heads; raises ModuleError where it isn't whole."""
+def head_width(channels: int, heads: int, path: str, *, own: bool = False) -> int:
+    """Returns channels / heads; raises ModuleError where it isn't whole, which `own` says a width of its own spares."""
     if channels % heads == 0:
         return channels // heads
     near = [h for h in range(heads, channels + 1) if channels % h == 0][:1]
     below = [h for h in range(heads, 0, -1) if channels % h == 0][:1]
     message = f"{path}: {channels} channels don't divide into {heads} heads; {below[0]} or {near[0]} heads would fit"
-    raise ModuleError(message)
+    raise ModuleError(message + " (or set head_dim)" * own)
+
+
+def head_dim_of(layer: kn.Module) -> int:
+    """Returns the width of a layer's heads: the one its config sets, or its share of the channels."""
+    cfg = layer.config
+    return cfg.head_dim or head_width(cfg.input_dim, cfg.num_heads, layer.path, own=True)
 
 
 class Heads(NamedTuple):

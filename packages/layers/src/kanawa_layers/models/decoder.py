@@ -9,7 +9,7 @@ from kanawa.contracts import ADAPTERS, Batch, CausalLM, Norm, Sequences, Stack, 
 
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.norms import RMSNorm
-from kanawa_layers.models.head import Head, UntiedHead, project
+from kanawa_layers.models.head import Head, UntiedHead
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.positions.absolute import AbsolutePositions
 
@@ -63,7 +63,7 @@ class DecoderLM(CausalLM):
 
     def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
         """Returns fp32 logits of the normalised stream."""
-        return project(self.norm(x), self.head)
+        return self.head.logits(self.norm(x))
 
     def forward(self, batch: Batch) -> None:
         """Adds the training loss of a batch to the outputs."""

@@ -9,9 +9,9 @@ from kanawa.errors import ModuleError
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.embedding import Embedding, TokenTypes
 from kanawa_layers.basic.norms import LayerNorm
-from kanawa_layers.models.head import Head, project
+from kanawa_layers.models.head import Head
 from kanawa_layers.models.masked_head import BiasedTiedHead, FirstTokenPooler, HeadTransform
-from kanawa_layers.models.token_loss import CrossEntropy
+from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.positions.absolute import AbsolutePositions
 
 
@@ -32,7 +32,7 @@ class EncoderLM(MaskedLM):
     pooler: FirstTokenPooler | None
     transform: HeadTransform | None
     head: Head | None
-    loss: CrossEntropy
+    loss: TokenLoss
 
     class Config(MaskedLM.Config):
         embedding: Embedding.Config = Embedding.Config()
@@ -45,7 +45,7 @@ class EncoderLM(MaskedLM):
         pooler: FirstTokenPooler.Config | None = None
         transform: HeadTransform.Config | None = HeadTransform.Config()
         head: Head.Config | None = BiasedTiedHead.Config()
-        loss: CrossEntropy.Config = CrossEntropy.Config()
+        loss: TokenLoss.Config = CrossEntropy.Config()
 
     def setup(self) -> None:
         """Declares the parts, and shares the embedding and the head."""
@@ -88,7 +88,8 @@ class EncoderLM(MaskedLM):
         self, input_ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T V"]:
         """Returns fp32 logits of every token."""
-        return project(*self._before_head(self.encode(input_ids, Sequences(segment_ids=segment_ids))))
+        transformed, head = self._before_head(self.encode(input_ids, Sequences(segment_ids=segment_ids)))
+        return head.logits(transformed)
 
     def pool(self, input_ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns one vector a row; raises ModuleError for a model without a pooler."""

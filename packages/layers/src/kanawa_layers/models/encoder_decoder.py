@@ -9,8 +9,8 @@ from kanawa.contracts import Batch, EncoderDecoderBatch, Model, Norm, Positions,
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.norms import RMSNorm
-from kanawa_layers.models.head import Head, UntiedHead, project
-from kanawa_layers.models.token_loss import CrossEntropy
+from kanawa_layers.models.head import Head, UntiedHead
+from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.positions.absolute import AbsolutePositions
 
 
@@ -87,7 +87,7 @@ class EncoderDecoderLM(Model):
     encoder: Tower
     decoder: Tower
     head: Head
-    loss: CrossEntropy
+    loss: TokenLoss
 
     class Config(Model.Config):
         vocab_size: kn.Size = kn.REQUIRED
@@ -97,7 +97,7 @@ class EncoderDecoderLM(Model):
         encoder: Tower.Config = kn.REQUIRED
         decoder: Tower.Config = kn.REQUIRED
         head: Head.Config = UntiedHead.Config()
-        loss: CrossEntropy.Config = CrossEntropy.Config()
+        loss: TokenLoss.Config = CrossEntropy.Config()
 
     def setup(self) -> None:
         """Declares the parts and shares the embedding with the head."""
@@ -140,7 +140,7 @@ class EncoderDecoderLM(Model):
         """Returns fp32 logits of every decoder token, without a cache."""
         memory = self.encode(input_ids, Sequences(segment_ids=segment_ids))
         x, _ = self._decoded(decoder_input_ids, Sequences(memory=memory, memory_segment_ids=segment_ids))
-        return project(x, self.head)
+        return self.head.logits(x)
 
     def decode(
         self, decoder_input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
@@ -150,7 +150,7 @@ class EncoderDecoderLM(Model):
         The first call passes `sequences.memory`, which the caches store; later calls leave it None.
         """
         x, caches = self._decoded(decoder_input_ids, sequences, caches)
-        return project(x, self.head), caches
+        return self.head.logits(x), caches
 
     def _decoded(
         self, ids: Int[Array, "B T"], sequences: Sequences, caches: Any = None

@@ -40,6 +40,14 @@ class Head(kn.Module):
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
     @kn.nowrap
+    def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
+        """Returns fp32 logits of hidden states, scaled and capped: those that `predict` returns and a loss may take."""
+        weight, cap = self.weight(), self.config.logit_cap
+        # In fp32 whatever the weights are: a cap or a softmax over 100,000 logits shows bfloat16 steps.
+        logits = matmul(self.scaled(x), weight, outputs_first=self.tied, dtype=jnp.float32, logits=True)
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+    @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
         """Returns two FLOPs a weight."""
         del context_length
@@ -108,11 +116,3 @@ class TiedHead(Head):
         """Returns the shared table."""
         embedding: Embedding = self.shared_module("embedding")
         return embedding.table()
-
-
-def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:
-    """Returns fp32 logits of hidden states, scaled and capped."""
-    weight, cap = head.weight(), head.config.logit_cap
-    # In fp32 whatever the weights are: a cap or a softmax over 100,000 logits shows bfloat16 steps.
-    logits = matmul(head.scaled(x), weight, outputs_first=head.tied, dtype=jnp.float32, logits=True)
-    return logits if cap is None else cap * jnp.tanh(logits / cap)

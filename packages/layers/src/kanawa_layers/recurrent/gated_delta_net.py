@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, Norm, SequenceMixer, Sequences
 from kanawa.kernels.linear_recurrence import linear_recurrence
 
-from kanawa_layers.attention.projections import head_width
+from kanawa_layers.attention.projections import head_dim_of
 from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.recurrent.causal_conv import CausalConv, entering, leaving, marks
@@ -84,7 +84,7 @@ class GatedDeltaNet(SequenceMixer):
         """Declares projections, convolutions, the decay's parameters (never decayed), and the norm of each head."""
         cfg = self.config
         self.key_heads = cfg.num_key_heads or cfg.num_heads
-        self.key_dim = cfg.head_dim or head_width(cfg.input_dim, cfg.num_heads, self.path)
+        self.key_dim = head_dim_of(self)
         self.value_dim = cfg.value_dim or self.key_dim
         keys, values = self.key_heads * self.key_dim, cfg.num_heads * self.value_dim
         widths = {"query": keys, "key": keys, "value": values, "output_gate": values}

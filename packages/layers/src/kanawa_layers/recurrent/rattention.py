@@ -10,7 +10,7 @@ from kanawa.kernels.attention import attention
 from kanawa.kernels.linear_recurrence import linear_recurrence
 from kanawa.kernels.segments import Segments
 
-from kanawa_layers.attention.projections import Heads, add_projections
+from kanawa_layers.attention.projections import Heads, add_projections, head_dim_of
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recurrent.causal_conv import entering, leaving, marks
@@ -94,7 +94,7 @@ class RAttention(SequenceMixer):
         """Declares projections, positions and both norms."""
         cfg = self.config
         self.kv_heads = cfg.num_kv_heads or cfg.num_heads
-        self.head_dim = cfg.head_dim or cfg.input_dim // cfg.num_heads
+        self.head_dim = head_dim_of(self)
         add_projections(self, cfg, Heads(cfg.input_dim, cfg.num_heads, self.kv_heads, self.head_dim))
         self.add_child("positions", cfg.positions, head_dim=self.head_dim, num_heads=cfg.num_heads)
         for name in ("window_norm", "linear_norm"):

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.plain import from_plain, is_tuned
 from kanawa.config import Config
-from kanawa.contracts import Model, ModelStore, StoredModel
+from kanawa.contracts import MaskedLM, Model, ModelStore, StoredModel
 from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 from kanawa.plugins import component, host
@@ -39,14 +39,15 @@ def row_length(model: Module, platform: str | None) -> int:
 def imported_experiment(model: Config, platform: str | None = None) -> Config:
     """Returns an experiment around a model that came without one: random tokens until someone sets `data`.
 
-    Raises UsageError for a model that takes no tokens: there are no rows for it.
+    A model of hidden tokens has some of them hidden. One whose records aren't rows of tokens can be stored in such an
+    experiment, and is refused where it would be trained.
     """
-    if "vocab_size" not in model.fields():
-        kind = type(model).__qualname__.removesuffix(".Config")
-        message = f"{kind} takes no tokens, and runs are of models that do; use it from Python, see docs/encoders.md"
-        raise UsageError(message)
-    rows = {"sequence_length": row_length(model.build(), platform), "vocab_size": model.vocab_size}
-    data = component("data", f"{_OURS}:random-tokens").Config(**rows)
+    length, kind = row_length(model.build(), platform), model._target or object
+    sizes = {"vocab_size": model.vocab_size} if "vocab_size" in model.fields() else {}
+    data = component("data", f"{_OURS}:random-tokens").Config(sequence_length=length, **sizes)
+    if issubclass(kind, MaskedLM):
+        masked = component("data", f"{_OURS}:masked").Config
+        data = masked(sequence_length=length, source=data, mask_id=model.vocab_size - 1)
     experiment: Config = component("workloads", f"{_OURS}:trainer").Config(
         model=model, data=data, batch_size=8, steps=1
     )

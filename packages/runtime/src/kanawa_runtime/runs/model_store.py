@@ -15,17 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from kanawa.arrays.shardings import abstract_params
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
-from kanawa.config import to_json
-from kanawa.contracts import ModelStore, StoredModel
+from kanawa.config import Config, to_json
+from kanawa.contracts import Batch, Model, ModelStore, StoredModel
 from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, check_readable, guarded_json
+from kanawa.module import Module, param_specs, state_specs
 
-from kanawa_runtime.runs.tokenizer_file import exported_tokenizer
-from kanawa_runtime.runs.imported import check_sound, imported_experiment
 from kanawa_runtime.checkpoint import AutoCheckpointer
-from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.runs.environment_record import environment_record
+from kanawa_runtime.runs.imported import check_sound, imported_experiment
 from kanawa_runtime.runs.run_directory import (
     CHECKPOINTS,
     CONFIG,
@@ -36,6 +36,8 @@ from kanawa_runtime.runs.run_directory import (
     PLUGINS,
     read_config,
 )
+from kanawa_runtime.runs.tokenizer_file import exported_tokenizer
+from kanawa_runtime.storage.durable import write_durable
 
 NOTES = "notes.json"
 
@@ -68,9 +70,14 @@ class RunStore(ModelStore):
         """Returns the model of a run's newest step or `step`, as host arrays."""
         from kanawa_runtime.runs.open_run import open_run
 
-        run = open_run(directory, step=step)
-        params, state = jax.device_get((flatten_paths(run.params), flatten_paths(run.state)))
-        return dataclasses.replace(self.outline(directory), params=params, state=state)
+        outline = self.outline(directory)
+        if _has_own_records(outline.config):
+            arrays = _stored_arrays(directory, outline.config.build(), step)
+        else:
+            run = open_run(directory, step=step)
+            arrays = run.params, run.state
+        params, state = jax.device_get(tuple(flatten_paths(tree) for tree in arrays))
+        return dataclasses.replace(outline, params=params, state=state)
 
     def save(self, directory: Path, model: StoredModel) -> None:
         """Writes the run with checkpoint 0; raises UsageError where the directory is in use, or the model not sound."""
@@ -107,6 +114,26 @@ def new_run(
         os.replace(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _has_own_records(model: Config) -> bool:
+    """Returns whether no trainer of ours makes a model's batches: such a run was imported, and can't be composed."""
+    kind = model._target
+    return kind is not None and issubclass(kind, Model) and kind.batch is not Batch
+
+
+def _stored_arrays(directory: Path, module: Module, step: int | None) -> tuple[Any, Any]:
+    """Returns the parameters and the state of a run's checkpoint; raises UsageError where there is none."""
+    wanted = {
+        "params": abstract_params(param_specs(module)),
+        "state": abstract_params(state_specs(module)),
+    }
+    checkpoints = AutoCheckpointer.Config().build(directory=directory / CHECKPOINTS, read_only=True)
+    restored = checkpoints.restore(wanted, step=step)
+    if restored is None:
+        message = f"{directory} holds no committed checkpoint"
+        raise UsageError(message)
+    return restored.items["params"], restored.items["state"]
 
 
 def _notes(file: Path, directory: Path) -> dict[str, Any]:

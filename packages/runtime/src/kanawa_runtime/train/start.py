@@ -1,6 +1,7 @@
 """From an opened run to a compiled step: data, state (restored, new or from elsewhere), programs."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import Batch, CheckpointError, Program, Restored, RolloutBatch
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
+from kanawa.module import Module
 from kanawa.plugins import host
 
 from kanawa_runtime import faults
@@ -30,6 +32,8 @@ from kanawa_runtime.train.outcome import shown
 from kanawa_runtime.train.program_record import KernelRecord, counted_hits, program_record
 from kanawa_runtime.train.rollout_slot import RolloutWriter
 from kanawa_runtime.train.trainer import TrainState
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +106,7 @@ def start(attempt: Attempt) -> Started:
         origin = Origin("branched" if is_branch else "resumed", restored.step, place)
         state = _state_of(restored, abstract_state)
     screen.say(origin.sentence())
+    _warn_of_length(attempt.trainer.model, abstract_batch.input_ids.shape[1])
     lost = attempt.run.events().last_step - origin.step
     if lost > 0 and attempt.from_step is None:
         steps = f"steps {origin.step + 1} to {origin.step + lost}" if lost > 1 else f"step {origin.step + 1}"
@@ -129,6 +134,17 @@ def start(attempt: Attempt) -> Started:
         reference = _reference(attempt, programs["init"], abstract_state, None if restored else state)
         rollouts = _rollouts(attempt, where, abstract_batch, state, reference, restored)
     return Started(origin, state, step_program, abstract_batch, evaluator, sampler, kernels, digest, due, rollouts)
+
+
+def _warn_of_length(model: Module, length: int) -> None:
+    """Says so where rows are longer than the sequences whose positions a model knows."""
+    trained = model.trained_length()
+    if trained is not None and length > trained:
+        logger.warning(
+            "rows are %d tokens long, and the model's positions are for sequences of %d: it has to learn those beyond; "
+            "--modify rope-yarn:factor=%d, or rope-linear, rope-ntk or rope-longrope, stretches rotary ones",
+            length, trained, -(-length // trained),
+        )  # fmt: skip
 
 
 def _reference(attempt: Attempt, init: Program, abstract: TrainState, first: TrainState | None) -> Any:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kanawa.errors import UsageError
 from kanawa_runtime.serve.http.chat_template import ChatTemplate
 from kanawa_runtime.serve.http.template_process import TemplateError, TemplateProcesses
 
@@ -178,6 +179,19 @@ def test_what_cant_be(server, body, param, says):
     error = refused(server, 400, **body)
     assert error["param"] == param
     assert says in error["message"]
+
+
+def test_a_template_may_mark_what_the_model_wrote():
+    template = ChatTemplate(
+        "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{% set end = '!' %}"
+        "{{ message.content }}{{ end }}{% endgeneration %}{% else %}"
+        "{{ message.content }}{{ end }}{% endif %}|{% endfor %}"
+    )
+    messages = [{"role": role, "content": role[0]} for role in ("user", "assistant", "user")]
+    # What is set between the marks is unknown after them.
+    assert template.render(messages) == "u|a!|u|"
+    with pytest.raises(UsageError, match="generation"):
+        ChatTemplate("{% generation %}never ends")
 
 
 def test_messages_that_a_template_refuses():

@@ -100,8 +100,20 @@ class _RefusedError(Exception):
 
 
 def _environment() -> Any:
-    from jinja2.ext import loopcontrols
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}`: what is inside is the model's own words, which only training on them has to know."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            # What is set inside is unknown after it, as where the mark is written by transformers.
+            return nodes.Scope(body, lineno=line)
 
     def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
         del options
@@ -110,7 +122,8 @@ def _environment() -> Any:
     def refuse(message: object) -> None:
         raise _RefusedError(str(message))
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    extensions = [loopcontrols, Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)
