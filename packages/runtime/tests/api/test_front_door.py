@@ -12,7 +12,6 @@ import pytest
 from kanawa.cli.main import main
 from kanawa.contracts import Evaluation, Generated
 from kanawa.errors import UsageError
-from kanawa_runtime.data.other_data import evaluation_sets
 from kanawa_runtime.runs.events import read_events
 from tiny_lm import TinyLM, tiny
 
@@ -106,14 +105,15 @@ def test_named_sets_are_scored_while_training(folder, tmp_path):
     (folder / "one.txt").write_text("What one says of words.\n")
     cfg = tiny().set(model=TinyLM.Config(vocab_size=300), batch_size=8)
     experiment = kn.experiment(cfg, data=str(folder / "text"))
-    sets = evaluation_sets(experiment.config, [f"one={folder / 'one.txt'}", f"all={folder / 'text'}"])
-    experiment = kn.experiment(experiment, set={"evaluation.sets": sets})
-    trained = kn.train(experiment, run=tmp_path / "run", steps=2, on="cpu", progress=False)
+    sets = [f"one={folder / 'one.txt'}", f"all={folder / 'text'}"]
+    trained = kn.train(experiment, run=tmp_path / "run", steps=2, on="cpu", eval_data=sets, progress=False)
     (record,) = [event for event in trained.events if event["event"] == "eval"]
     whole = trained.evaluate(data=str(folder / "text")).scores
     assert record["sets"]["all/loss"] == pytest.approx(whole["loss"], rel=1e-5)
     assert record["sets"]["all/tokens"] == whole["tokens"] > record["sets"]["one/tokens"] > 0
     assert record["tokens"] < whole["tokens"] and record["sequence_length"] == 16
+    branch = kn.train(experiment, run=tmp_path / "b", steps=3, branch_from=f"{tmp_path / 'run'}@2", progress=False)
+    assert (branch.outcome.start_step, branch.step) == (2, 3)
 
 
 def test_a_report_lies_in_the_run_or_where_it_is_told(run, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from kanawa.api.experiment import Experiment, Modify, Set
@@ -21,6 +22,9 @@ def train(
     data: str | None = None,
     init_from: str | Path | None = None,
     from_step: int | None = None,
+    leave_out: str | None = None,
+    branch_from: str | None = None,
+    eval_data: str | Sequence[str] = (),
     progress: bool = True,
 ) -> TrainedRun:
     """Trains an experiment in this process, or resumes its run, and returns the run.
@@ -35,13 +39,16 @@ def train(
         on: hardware to compose for; None: the experiment's target, else this machine's devices.
         init_from: a run or a Hugging Face folder whose weights a new run starts from.
         from_step: the checkpoint of the run to resume from; later ones are set aside. None: the newest.
+        leave_out: batches to take no more, counted from 1: "16:21".
+        branch_from: "RUN@STEP", where a new run goes on from, optimizer and data position included.
+        eval_data: further data to evaluate on, all of them, each as "NAME=DATA".
         progress: whether to show progress: a bar on a terminal and in a notebook, lines elsewhere.
 
     Raises UsageError for a folder that holds a run of another experiment.
     """
     made: TrainedRun = provided("train")(
         what, run=run, steps=steps, on=on, modify=modify, set=set, data=data, init_from=init_from, from_step=from_step,
-        progress=progress,
+        leave_out=leave_out, branch_from=branch_from, eval_data=eval_data, progress=progress,
     )  # fmt: skip
     return made
 

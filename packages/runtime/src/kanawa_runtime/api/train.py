@@ -1,7 +1,7 @@
 """`kn.train`: trains in the caller's process, and never ends it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kanawa.api.experiment import Experiment, Modify, Set, experiment
@@ -10,6 +10,7 @@ from kanawa.config import Config
 from kanawa.errors import UsageError
 
 from kanawa_runtime.api.run import Run
+from kanawa_runtime.data.other_data import evaluation_sets
 from kanawa_runtime.experiments.folders import run_and_start
 from kanawa_runtime.process import prepare_process
 from kanawa_runtime.storage.place import check_place, run_place
@@ -31,6 +32,9 @@ def train(
     data: str | None = None,
     init_from: str | Path | None = None,
     from_step: int | None = None,
+    leave_out: str | None = None,
+    branch_from: str | None = None,
+    eval_data: str | Sequence[str] = (),
     progress: bool = True,
 ) -> Run:
     """Trains and returns the run: see `kanawa.train`."""
@@ -47,8 +51,10 @@ def train(
             message = "a config has no name to call its run by: say where it trains, as in run='runs/mine'"
             raise UsageError(message)
         loop = training_loop(
-            asked, run=run, steps=steps, init_from=init_from, from_step=from_step, screen=screen, owns_process=False
-        )
+            asked, run=run, steps=steps, init_from=init_from, from_step=from_step, leave_out=leave_out,
+            branch_from=branch_from, eval_data=(eval_data,) if isinstance(eval_data, str) else eval_data,
+            screen=screen, owns_process=False,
+        )  # fmt: skip
         outcome = loop.execute()
     return Run(loop.run.place, outcome=outcome)
 
@@ -62,6 +68,7 @@ def training_loop(
     from_step: int | None,
     leave_out: str | None = None,
     branch_from: str | None = None,
+    eval_data: Sequence[str] = (),
     screen: Screen,
     owns_process: bool,
     command: str = "",
@@ -71,6 +78,8 @@ def training_loop(
     `owns_process`: whether a second Ctrl-C ends the process; `command` is what a person would type to resume.
     """
     with screen.phase("building"):
+        if eval_data:
+            asked = experiment(asked, set={"evaluation.sets": evaluation_sets(asked.config, eval_data)})
         directory, initial = run_and_start(
             asked.composition, None if run is None else str(run), None if init_from is None else str(init_from)
         )

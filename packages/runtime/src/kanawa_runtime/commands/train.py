@@ -167,7 +167,6 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
 
     from kanawa_runtime.api.train import training_loop
     from kanawa_runtime.commands.gang import join_gang, prepare_gang
-    from kanawa_runtime.data.other_data import evaluation_sets
     from kanawa_runtime.process import prepare_process
     from kanawa_runtime.storage.place import check_place
 
@@ -189,8 +188,6 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
         asked = experiment(
             args.experiment, on=args.on or local_target(), modify=args.modify, set=args.set, data=args.data
         )
-        if args.eval_data:
-            asked = experiment(asked, set={"evaluation.sets": evaluation_sets(asked.config, args.eval_data)})
     check()
     return training_loop(
         asked,
@@ -200,6 +197,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
         from_step=args.from_step,
         leave_out=args.leave_out,
         branch_from=args.branch_from,
+        eval_data=args.eval_data or (),
         screen=screen,
         owns_process=True,
         command=_typed(),
