@@ -71,7 +71,7 @@ def experiment(family="attention", steps=4, grpo=None, **values):
 
 def trained(cfg, path, steps=None):
     """Returns the step events of a run that goes, or goes on, to so many steps."""
-    Loop(compose(cfg), path, steps=steps).execute()
+    Loop(compose(cfg, None, (), () if steps is None else (f"steps={steps}",)), path).execute()
     return [event for event in read_events(path / "events.jsonl") if event["event"] == "step"]
 
 
@@ -113,7 +113,7 @@ def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
     cfg.checkpoints.set(every_steps=3)
     whole = trained(cfg, tmp_path / "whole")
     trained(cfg, tmp_path / "cut", steps=3)
-    again = trained(cfg, tmp_path / "cut")
+    again = trained(cfg, tmp_path / "cut", steps=6)
     facts = [
         [(event["step"], event["loss"], event["reward"], event["metrics"]["gradient_norm"]) for event in events]
         for events in (whole, again)
