@@ -148,5 +148,6 @@ def test_random_tokens() -> None:
     assert (other.row(2)["input_ids"] != row["input_ids"]).any()
     assert source.digest != other.digest
     assert source.target_bytes(row["target_ids"], row["loss_weights"]) is None
+    assert source.once() is source and other.once() is None
     with pytest.raises(IndexError, match="row 3 doesn't exist: num_rows=3"):
         source.row(3)
