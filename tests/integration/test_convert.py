@@ -42,6 +42,13 @@ def test_the_run_and_the_folder_generate_the_same(installed):
     assert run["token_ids"] == folder["token_ids"]
 
 
+def test_a_model_is_modified_where_it_generates(installed):
+    arguments = ("gpt2", "--prompt-ids", "1,2,3", "--max-tokens", "2", "--temperature", "0", "--modify")
+    assert len(installed.json("generate", *arguments, "weight-only")["token_ids"]) == 2
+    refused = [installed.run("generate", *arguments, "no-such"), installed.run("chat", "gpt2", "--modify", "no-such")]
+    assert all(done.returncode == 2 and "no-such" in done.stderr for done in refused)
+
+
 def test_nothing_is_overwritten_and_unknown_sources_are_explained(installed):
     done = installed.run("convert", "from-hf", "gpt2", "run")
     assert (done.returncode, "already exists" in done.stderr) == (2, True)

@@ -43,6 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the model's own")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
+    parser.add_argument(
+        "--modify", action="append", default=[], metavar="NAME[:key=value,...]", help="a modifier, such as weight-only"
+    )
     parser.add_argument("--json", action="store_true", help="write one JSON object an answer, one a line")
 
 
@@ -66,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     config = EngineConfig(max_sequences=1, batch_sizes=(1,), max_queued=1, max_logprobs=0, prompt_logprobs=False)
     with stage(f"reading {directory}"):
         template = None if args.chat_template is None else local_path(args.chat_template)
-        model = served_model(directory, config, step=args.step, target=args.on, template=template)
+        model = served_model(
+            directory, config, step=args.step, target=args.on, modifiers=tuple(args.modify), template=template
+        )
     asked = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "seed")}
     chosen = {"temperature": 1.0, **model.defaults, **{k: v for k, v in asked.items() if v is not None}}
     stops = tuple(model.tokenizer.stop_ids)

@@ -47,6 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the draws")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
+    parser.add_argument(
+        "--modify", action="append", default=[], metavar="NAME[:key=value,...]", help="a modifier, such as weight-only"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt, one a line")
 
 
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     import kanawa as kn
 
     settings = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
-    opened = kn.open(args.run_directory, on=args.on, step=args.step)
+    opened = kn.open(args.run_directory, on=args.on, step=args.step, modify=args.modify)
     prompts: Any = args.prompt or [_ids(text) for text in args.prompt_ids]
     if args.json:
         for text, one in zip(args.prompt or args.prompt_ids, opened.generate(prompts, **settings), strict=True):
@@ -117,7 +120,9 @@ def generate_file(args: argparse.Namespace) -> int:
     source, output = _files(args)
     prepare_process(serves=True)
     with stage(f"reading {args.run_directory}"):
-        opened = open_run(Path(args.run_directory), target=args.on, step=args.step, serves=True)
+        opened = open_run(
+            Path(args.run_directory), target=args.on, step=args.step, modifiers=tuple(args.modify), serves=True
+        )
     tokenizer = tokenizer_of(opened)
     defaults = SamplingParams(
         max_tokens=args.max_tokens,
