@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from kanawa_layers.models.head import project
 from kanawa_layers.models.token_loss import SumOfLosses, TokenLoss
 
 
@@ -16,7 +15,7 @@ class Confidence(TokenLoss):
     def forward(self, x, head, batch):
         """Adds the term."""
         if self.train:
-            log_probs = jax.nn.log_softmax(project(x, head))
+            log_probs = jax.nn.log_softmax(head.logits(x))
             entropy, weights = -(jnp.exp(log_probs) * log_probs).sum(-1), batch.loss_weights
             self.add_loss("confidence", -(entropy * weights).sum(), weights.sum(), self.config.coefficient)
 
