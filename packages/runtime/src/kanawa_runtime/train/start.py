@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
-from kanawa.contracts import Batch, CheckpointError, Program, Restored, RolloutBatch
+from kanawa.contracts import Batch, CheckpointError, DataSource, Program, Restored, RolloutBatch
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 from kanawa.module import Module
@@ -106,7 +106,7 @@ def start(attempt: Attempt) -> Started:
         origin = Origin("branched" if is_branch else "resumed", restored.step, place)
         state = _state_of(restored, abstract_state)
     screen.say(origin.sentence())
-    _warn_of_length(attempt.trainer.model, abstract_batch.input_ids.shape[1])
+    _warn_of_length(attempt.trainer.model, _row_length(attempt.trainer.source))
     lost = attempt.run.events().last_step - origin.step
     if lost > 0 and attempt.from_step is None:
         steps = f"steps {origin.step + 1} to {origin.step + lost}" if lost > 1 else f"step {origin.step + 1}"
@@ -134,6 +134,13 @@ def start(attempt: Attempt) -> Started:
         reference = _reference(attempt, programs["init"], abstract_state, None if restored else state)
         rollouts = _rollouts(attempt, where, abstract_batch, state, reference, restored)
     return Started(origin, state, step_program, abstract_batch, evaluator, sampler, kernels, digest, due, rollouts)
+
+
+def _row_length(source: DataSource) -> int:
+    """Returns the length of a row's longest sequence; 0 where its record has none."""
+    fields = (field for field in source.fields.values() if field is not None)
+    sizes = (zip(field.axes, field.shape, strict=True) for field in fields)
+    return max((size for field in sizes for axis, size in field if axis == "length"), default=0)
 
 
 def _warn_of_length(model: Module, length: int) -> None:
