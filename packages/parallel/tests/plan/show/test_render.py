@@ -44,7 +44,7 @@ REPORT = Report(
     communication=[Traffic("fsdp", "ICI", "all-gather", 64, 3e9, 0.5, 0.2)],
     modules=[ModuleRow("model.stack", 2**30, 2**31, 0, 2**20, 1e12, 1e9, 1.5)],
     compile_seconds=41.2,
-    peak_flops=459e12,
+    peak_flops=918e12,
     mfu_formula="model FLOPs over time",
     versions={},
 )
@@ -76,12 +76,17 @@ TOO_LARGE = dataclasses.replace(
 )
 
 
+def test_an_mfu_that_cant_be_is_remarked():
+    above = dataclasses.replace(REPORT, peak_flops=459e12)
+    assert "MFU 104.6% (above 100 %: the device's figures are too low), compute binds" in render(above)
+
+
 def test_a_whole_report():
     text = render(REPORT)
     for said in (
         "llama train_step on v5p-512: 256 devices (256 chips), mesh data 4 x fsdp 64; compiled in 41.2 s",
         "fits: 5.50 GiB of 95 GiB a device, 89.5 GiB free",
-        "2.50 s (2.25 s to 3 s) a step, 1.60 M tokens/s, MFU 104.6%, compute binds; published 2.0 s, error +25.0%",
+        "2.50 s (2.25 s to 3 s) a step, 1.60 M tokens/s, MFU 52.3%, compute binds; published 2.0 s, error +25.0%",
         "  calibrated on 3 published steps of this kind",
         "  at the figures' own best 2.20 s, 300 ms of it estimated by no compiler",
         "arguments by path +0.04%, temporaries alive at the peak -3.1%",

@@ -1,5 +1,7 @@
 """The scheduler by itself: no device, no threads; steps are taken as if their results came at once."""
 
+import collections
+
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
@@ -19,10 +21,12 @@ def scheduler(pages=16, sequences=3, budget=16, fused=1):
     )  # fmt: skip
 
 
-def sequence(number, length, *, new=4, priority=0, start=0, client=""):
+def sequence(number, length, *, new=4, priority=0, start=0, client="", weight=1):
     prompt = tuple(range(start, start + length))
     sampling = SamplingParams(max_tokens=new, temperature=0.0)
-    request = Request(id=str(number), prompt_ids=prompt, sampling=sampling, priority=priority, client=client)
+    request = Request(
+        id=str(number), prompt_ids=prompt, sampling=sampling, priority=priority, client=client, weight=weight
+    )
     return Sequence.of(request, lambda _: None, number, None)
 
 
@@ -201,3 +205,20 @@ def test_clients_take_turns():
     order = finished_in_order(work)
     assert sorted(order) == list(range(7))
     assert {order.index(4), order.index(6)} < {0, 1, 2, 3}
+
+
+def test_clients_have_shares_by_their_weights():
+    work = scheduler(pages=64, sequences=4)
+    for number in range(8):
+        work.add(sequence(number, 8, new=20, start=20 * number, client="heavy", weight=3))
+    for _ in range(4):
+        take(work, work.schedule(settled=True))
+    assert [each.request.client for each in work.running] == ["heavy"] * 4
+    for number in range(8, 16):
+        work.add(sequence(number, 8, new=20, start=20 * number, client="light"))
+    for _ in range(6):
+        take(work, work.schedule(settled=True))
+        running = collections.Counter(each.request.client for each in work.running)
+    assert running == {"heavy": 3, "light": 1}
+    finished_in_order(work)
+    work.pool.check_counts()

@@ -269,3 +269,19 @@ def test_the_document_lists_every_route(server):
     assert body["additionalProperties"] is False
     # What is refused anyway isn't offered.
     assert "suffix" not in body["properties"]
+
+
+def test_a_key_may_have_a_weight(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("one\ntwo weight=4\n")
+    keys = keys_from(file, None)
+    weights = {}
+    for name in ("one", "two"):
+        digest = keys.check_key({"authorization": f"Bearer {name}"})
+        weights[name] = keys.weight_of(digest)
+    assert weights == {"one": 1, "two": 4}
+    assert keys.weight_of("127.0.0.1") == 1
+    file.write_text("secret weight=0\n")
+    with pytest.raises(UsageError, match="the weight '0', expected a whole number from 1") as error:
+        keys_from(file, None)
+    assert "secret" not in str(error.value)

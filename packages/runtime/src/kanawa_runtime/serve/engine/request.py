@@ -89,7 +89,7 @@ class Request:
 
     `adapter` names one of the engine's LoRA adapters. Requests of another `cache_salt` never share pages. Lower
     `priority` goes first; equal ones go in the order they came. `client` names who asks: clients with requests have
-    equal shares of the engine. `deadline`, of time.monotonic, ends it as "abort".
+    shares of the engine by their `weight`. `deadline`, of time.monotonic, ends it as "abort".
     """
 
     id: str
@@ -99,6 +99,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     client: str = ""
+    weight: int = 1
     deadline: float | None = None
 
 

@@ -55,8 +55,8 @@ class Scheduler:
 
     Decodes come first, then prompts that were begun, then new ones while slots, pages and the step's token budget
     last. When pages run out, the sequence that is last in order is preempted; its tokens are computed again later.
-    Several clients have equal shares of slots, pages and budget: the one with the fewest running sequences is next,
-    and where it finds no room, one of the client with the most is preempted.
+    Several clients have shares of slots, pages and budget by their weights: the one with the fewest running sequences
+    by its weight is next, and where it finds no room, one of the client with the most is preempted.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Scheduler:
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         #: How many sequences each client has here.
         self._clients: collections.Counter[str] = collections.Counter()
+        self._weights: dict[str, int] = {}
         #: When each of them was last admitted, by count.
         self._turns: dict[str, int] = {}
         self._admissions = 0
@@ -96,6 +97,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence."""
         self._clients[sequence.request.client] += 1
+        self._weights[sequence.request.client] = sequence.request.weight
         heapq.heappush(self._waiting, (sequence.order, sequence))
 
     def remove(self, sequence: Sequence) -> None:
@@ -105,6 +107,7 @@ class Scheduler:
         if not self._clients[sequence.request.client]:
             del self._clients[sequence.request.client]
             self._turns.pop(sequence.request.client, None)
+            del self._weights[sequence.request.client]
         if sequence.slot >= 0:
             self._free_slot(sequence)
         else:
@@ -150,15 +153,19 @@ class Scheduler:
         return batch
 
     def _next_waiting(self, barred: Collection[str] = ()) -> Sequence | None:
-        """Returns which sequence is admitted next: of several clients that of the one with the fewest running."""
+        """Returns which sequence is admitted next: of several clients that of the one with the fewest running.
+
+        Sequences count by their client's weight.
+        """
         if len(self._clients) < 2:
             return self._waiting[0][1] if self._waiting and not barred else None
         running = collections.Counter(s.request.client for s in self.running)
         others = [entry for entry in self._waiting if entry[1].request.client not in barred]
 
-        def turn(entry: tuple[tuple[int, int], Sequence]) -> tuple[int, int, int, tuple[int, int]]:
+        def turn(entry: tuple[tuple[int, int], Sequence]) -> tuple[int, float, int, tuple[int, int]]:
             request = entry[1].request
-            return request.priority, running[request.client], self._turns.get(request.client, -1), entry[0]
+            held = running[request.client] / self._weights[request.client]
+            return request.priority, held, self._turns.get(request.client, -1), entry[0]
 
         return min(others, key=turn)[1] if others else None
 
@@ -169,9 +176,12 @@ class Scheduler:
             if self._slots and (not self._has_pages or pages <= self.pool.available):
                 return
             counts = collections.Counter(s.request.client for s in self.running)
-            client, most = counts.most_common(1)[0] if counts else ("", 0)
+            held = {client: count / self._weights[client] for client, count in counts.items()}
+            client = max(held, key=lambda each: held[each], default="")
             own = [s for s in self.running if s.request.client == client and s.order[0] >= waiting.order[0]]
-            if not own or most <= counts[waiting.request.client] + 1:
+            asking = waiting.request.client
+            # Not for a sequence that would then be the one to go.
+            if not own or (counts[client] - 1) / self._weights[client] < (counts[asking] + 1) / self._weights[asking]:
                 return
             if not settled:
                 batch.is_starved = True
@@ -183,8 +193,11 @@ class Scheduler:
         clients = set(self._clients)
         if len(clients) > 1:
             clients = {s.request.client for s in begun} | {entry[1].request.client for entry in self._waiting}
-        share = max(self.page_size, budget // max(1, len(clients)))
-        left = dict.fromkeys(clients, share if len(clients) > 1 else budget)
+        weights = sum(self._weights[client] for client in clients)
+        left = {
+            client: max(self.page_size, budget * self._weights[client] // weights) if len(clients) > 1 else budget
+            for client in clients
+        }
 
         def schedule_chunks(sequence: Sequence) -> None:
             nonlocal budget

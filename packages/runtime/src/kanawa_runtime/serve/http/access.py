@@ -25,13 +25,20 @@ class Keys:
     """The keys of clients and of administrators; without any of the first, no client needs one."""
 
     def __init__(self, api: Sequence[str] = (), admin: Sequence[str] = ()) -> None:
-        self._api = [_digest(key) for key in api]
-        self._admin = [_digest(key) for key in admin]
+        """Takes keys, each maybe followed by " weight=N": its client's share of the engine beside those of others."""
+        weighted = [_weighted(key) for key in (*api, *admin)]
+        self._api = [_digest(key) for key, _ in weighted[: len(api)]]
+        self._admin = [_digest(key) for key, _ in weighted[len(api) :]]
+        self._weights = {_digest(key).hex(): weight for key, weight in weighted}
 
     @property
     def are_required(self) -> bool:
         """Whether clients need one."""
         return bool(self._api)
+
+    def weight_of(self, key: str) -> int:
+        """Returns the weight of a key's digest; 1 of a client without one."""
+        return self._weights.get(key, 1)
 
     def check_key(self, headers: Mapping[str, str], *, admin: bool = False) -> str | None:
         """Returns the digest of a request's key, None where none is needed.
@@ -72,6 +79,17 @@ def _listed(file: Path | None, variable: str) -> list[str]:
         message = f"{file} holds no key; write one a line, for instance: openssl rand -hex 32 > {file}"
         raise UsageError(message)
     return keys + listed
+
+
+def _weighted(line: str) -> tuple[str, int]:
+    """Returns a key and its weight; raises UsageError for a weight that is none, without the key."""
+    key, mark, weight = line.partition(" weight=")
+    if not mark:
+        return line, 1
+    if not weight.strip().isdecimal() or int(weight) < 1:
+        message = f"a key has the weight {weight.strip()!r}, expected a whole number from 1: KEY weight=4"
+        raise UsageError(message)
+    return key.strip(), int(weight)
 
 
 def _digest(key: str) -> bytes:

@@ -163,6 +163,7 @@ class Endpoint:
                 if operation.key != "none":
                     key = service.keys.check_key(exchange.headers, admin=operation.key == "admin")
                     exchange.client = key or exchange.client
+                    exchange.weight = service.keys.weight_of(exchange.client)
                 await operation.handler(exchange)
             except ApiError as error:
                 await exchange.refuse(error)

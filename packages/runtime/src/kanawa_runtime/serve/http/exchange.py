@@ -37,6 +37,8 @@ class Exchange:
         self.status: int | None = None
         #: Who asks: the address, or the digest of the key where keys are asked for.
         self.client: str = (scope.get("client") or ("",))[0]
+        #: Its share of the engine, beside those of others.
+        self.weight = 1
         #: Whether the body is so long that reading it would hold up small ones.
         self.is_large = False
         self._receive, self._send = receive, send

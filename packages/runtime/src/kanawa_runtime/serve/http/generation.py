@@ -210,6 +210,7 @@ def new_generation(
                 cache_salt=service.salt(exchange.client, request.cache_salt),
                 priority=request.priority,
                 client=exchange.client,
+                weight=exchange.weight,
                 deadline=deadline,
             )
             generation.choices.append(Choice(own, text, index=index, prompt=place))
