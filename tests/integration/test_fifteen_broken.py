@@ -185,6 +185,18 @@ BROKEN = {
         TRACE,
         "rms_norm.cpu.mine",
     ),
+    "has a kernel that is no kernel": of_component(
+        "kernels", "rms_norm.cpu.mine", "class Mine: ...", TRACE, "expected a subclass of Kernel", survives=True
+    ),
+    "has a template that can't be imported": of_component(
+        "templates", "mine", "raise RuntimeError('no licence found')", ("show", "llama-tiny"), LICENCE, survives=True
+    ),
+    "has a modifier that is none": of_component(
+        "modifiers", "mine", "class Mine: ...", MODIFIED, "expected a subclass of Modifier"
+    ),
+    "has an experiment that is none": of_component(
+        "experiments", "mine", "Mine = 7", ("show", "mine"), "expected a Callable"
+    ),
     "claims a verb of ours": of_hooks(
         VERB.format(configure="print").replace('"mine"', '"train"'), TRAIN, "verb 'train' is offered by"
     ),

@@ -6,7 +6,7 @@ import pytest
 from kanawa.errors import PluginError, UnknownNameError
 from kanawa.plugins import component, host
 
-THING = {"fake_thing": "class Thing: pass\nclass Other: pass"}
+THING = {"fake_thing": "import kanawa as kn\nclass Thing(kn.Configurable): ...\nclass Other(kn.Configurable): ..."}
 
 
 def test_component_is_imported_when_named_and_not_before(fake_distribution):
@@ -98,3 +98,15 @@ def test_component_that_cannot_be_imported_is_broken(fake_distribution, value, r
         assert reason in str(e.value)
     (state,) = [c for c in host().components("layers") if c.name == "x"]
     assert state.state == "broken"
+
+
+def test_what_does_not_play_its_kinds_role_is_broken_and_the_others_are_loaded(fake_distribution, caplog):
+    entries = {"kanawa.layers": ["good = fake_thing:Thing", "bad = fake_thing:kn"]}
+    fake_distribution("fake-a", entries, THING)
+    for _ in range(2):
+        assert [state.name for state, _ in host().loaded("layers") if state.distribution == "fake-a"] == ["good"]
+    (line,) = [record.message for record in caplog.records if "fake-a" in record.message]
+    assert "layers component 'bad' of fake-a 1.0 is broken: it is <module 'kanawa'" in line
+    assert "expected a subclass of Configurable; KANAWA_SKIP_PLUGINS=fake-a:bad leaves it out" in line
+    with pytest.raises(PluginError, match="expected a subclass of Configurable"):
+        component("layers", "bad")

@@ -23,7 +23,7 @@ def kanawa_device_specs():
         for name in ("shuttle", "cpu")
     ]
 """
-THING = {"fake_thing": "class Thing: ...\nclass Other: ..."}
+THING = {"fake_thing": "import kanawa as kn\nclass Thing(kn.Configurable): ...\nclass Other(kn.Configurable): ..."}
 
 
 def warnings(caplog):

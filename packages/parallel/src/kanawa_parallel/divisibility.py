@@ -96,11 +96,10 @@ def _strategies_for(mesh_axis: str) -> str:
     """Returns the catalogued strategies that use a mesh axis, and the modifier of the same name where there is one."""
     modifiers = {state.name for state in host().components("modifiers")}
     names = []
-    for state in host().components("strategies"):
-        if state.state.usable:
-            strategy = kn.component("strategies", state.key).Config().build()
-            if any(mesh_axis in axes for _, axes in (*strategy.param_rules(), *strategy.activation_rules())):
-                names.append(f"{state.name} (--modify {state.name})" if state.name in modifiers else state.name)
+    for state, kind in host().loaded("strategies"):
+        strategy = kind.Config().build()
+        if any(mesh_axis in axes for _, axes in (*strategy.param_rules(), *strategy.activation_rules())):
+            names.append(f"{state.name} (--modify {state.name})" if state.name in modifiers else state.name)
     return " or ".join(names)
 
 

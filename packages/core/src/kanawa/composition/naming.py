@@ -136,8 +136,7 @@ def _where(target: Target | None) -> tuple[str | None, int]:
 
 
 def _templates() -> list[tuple[str, Any]]:
-    usable = [state for state in host().components("templates") if state.state.usable]
-    return [(state.name, component("templates", state.key)()) for state in usable]
+    return [(state.name, template()) for state, template in host().loaded("templates")]
 
 
 def _willing(model: Config) -> tuple[Any, list[str]]:

@@ -190,6 +190,8 @@ def _loaded(question: _Question, state: "ComponentState") -> tuple[Kernel | None
     try:
         kernel = _instance(state.key, state.value)
     except PluginError as error:
+        if state.distribution not in own_packages():
+            host().warn(str(error))
         return None, refuse(str(error).splitlines()[0])
     if kernel.platforms and question.platform not in kernel.platforms:
         return None, refuse(f"runs on {', '.join(kernel.platforms)}, not {question.platform}")

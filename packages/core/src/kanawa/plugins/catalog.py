@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kanawa.errors import INTERRUPTIONS, PluginError, UnknownNameError, did_you_mean
 from kanawa.plugins.discovery import CORE, normalise, own_packages, packages_by_extra
 from kanawa.plugins.states import SKIP_VARIABLE, ComponentState, Failure, State
 from kanawa.status import stage
+
+if TYPE_CHECKING:
+    from kanawa.plugins.records import Kind
 
 
 class Catalog:
@@ -19,10 +22,14 @@ class Catalog:
     Args:
         states: what is catalogued.
         installed: distribution to version, for messages.
+        kinds: name to kind, whose role a component must play.
     """
 
-    def __init__(self, states: Iterable[ComponentState], installed: Mapping[str, str]) -> None:
+    def __init__(
+        self, states: Iterable[ComponentState], installed: Mapping[str, str], kinds: Mapping[str, Kind] | None = None
+    ) -> None:
         """Loads nothing yet."""
+        self._kinds = dict(kinds or {})
         self._states = sorted(states, key=lambda s: (s.kind, s.name, s.distribution, s.value))
         self._installed = dict(installed)
         self._objects: dict[int, Any] = {}  # position in _states to loaded object
@@ -43,12 +50,16 @@ class Catalog:
             state = self._states[position]
             try:
                 with stage(f"importing {state.name}"):
-                    self._objects[position] = load_value(state.value)
+                    loaded = load_value(state.value)
             except INTERRUPTIONS:
                 raise
             except BaseException as error:
                 self._states[position] = state.broken(Failure.from_error(error))
                 raise PluginError(_unusable(self._states[position])) from error
+            if problem := _role_problem(self._kinds.get(kind), loaded):
+                self._states[position] = state.broken(Failure(problem))
+                raise PluginError(_unusable(self._states[position]))
+            self._objects[position] = loaded
             if state.state is State.AVAILABLE:
                 self._states[position] = replace(state, state=State.LOADED)
         return self._objects[position]
@@ -134,6 +145,18 @@ def missing_packages(installed: Collection[str]) -> list[str]:
             lines.append(f'not installed: {", ".join(missing)} (pip install "{CORE}[{extra}]")')
             named |= {*missing}
     return lines
+
+
+def _role_problem(kind: Kind | None, loaded: object) -> str:
+    """Returns what keeps a loaded component from being what its kind promises; empty if nothing does."""
+    try:
+        base = load_value(kind.subclass_of) if kind is not None and kind.subclass_of else object
+        role = load_value(kind.instance_of) if kind is not None and kind.instance_of else object
+    except ImportError:
+        return ""  # The role's package isn't installed, or lacks a library.
+    if base is not object and not (isinstance(loaded, type) and issubclass(loaded, base)):
+        return f"it is {loaded!r}, expected a subclass of {base.__name__}"
+    return "" if isinstance(loaded, role) else f"it is {loaded!r}, expected a {role.__name__}"
 
 
 def _unusable(state: ComponentState) -> str:

@@ -89,6 +89,17 @@ class PluginHost:
         """Returns a catalogued object, importing it now; see `Catalog.load`."""
         return self._start().catalog.load(kind, name, asker)
 
+    def loaded(self, kind: str) -> list[tuple[ComponentState, Any]]:
+        """Returns every usable component of a kind with its object; one that can't be loaded is warned of, once."""
+        found = []
+        for state in self.components(kind):
+            if state.state.usable:
+                try:
+                    found.append((state, self.load(kind, state.key)))
+                except PluginError as error:
+                    self.warn(str(error))
+        return found
+
     def spelled(self, kind: str, name: str, asker: str) -> str:
         """Returns what to write for the component that a distribution means by a name; see `Catalog.load`."""
         return self._start().catalog.spelled(kind, name, asker)
@@ -225,7 +236,7 @@ class PluginHost:
         _report(_one_each(s for s in components if s.distribution not in said))
         versions = {provider.name: provider.version for provider in providers}
         refused = refused_code([*plugins.values(), *components])
-        return _Running(manager, plugins, versions, Catalog(components, versions), refused)
+        return _Running(manager, plugins, versions, Catalog(components, versions, kinds), refused)
 
     def _collect(
         self,

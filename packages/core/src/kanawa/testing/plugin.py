@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import importlib_metadata
 from packaging.requirements import Requirement
 
-from kanawa.errors import did_you_mean
-from kanawa.plugins import Kind, component, host
-from kanawa.plugins.catalog import load_value
+from kanawa.errors import PluginError, did_you_mean
+from kanawa.plugins import component, host
 from kanawa.plugins.discovery import PLUGIN_KIND, normalise
 from kanawa.plugins.states import ComponentState
 from kanawa.testing.conformance import Conformance
@@ -84,17 +83,10 @@ class PluginConformance(Conformance):
 
 def role_problem(state: ComponentState) -> str:
     """Returns what keeps a component from being what its kind promises; empty if nothing does."""
-    kind = host().kinds().get(state.kind, Kind(state.kind, ""))
-    component_itself = component(state.kind, state.key)
-    said = f"{state.kind} {state.name} is {component_itself!r}"
-    if kind.subclass_of:
-        role = load_value(kind.subclass_of)
-        if not (isinstance(component_itself, type) and issubclass(component_itself, role)):
-            return f"{said}, expected a subclass of {role.__name__}"
-    if kind.instance_of:
-        role = load_value(kind.instance_of)
-        if not isinstance(component_itself, role):
-            return f"{said}, which is no {role.__name__}"
+    try:
+        component(state.kind, state.key)
+    except PluginError as error:
+        return str(error)
     return ""
 
 

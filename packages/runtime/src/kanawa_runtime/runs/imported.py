@@ -56,11 +56,10 @@ def imported_experiment(model: Config, platform: str | None = None) -> Config:
 
 def _stores(directory: Path) -> Iterator[tuple[str, ModelStore]]:
     """Yields the usable model stores that hold a folder, with their names."""
-    for state in host().components("model_stores"):
-        if state.state.usable:
-            store: ModelStore = component("model_stores", state.key)()
-            if store.holds(directory):
-                yield state.name, store
+    for state, kind in host().loaded("model_stores"):
+        store: ModelStore = kind()
+        if store.holds(directory):
+            yield state.name, store
 
 
 def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | None:
