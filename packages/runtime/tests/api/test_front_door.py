@@ -112,7 +112,8 @@ def test_named_sets_are_scored_while_training(folder, tmp_path):
     assert record["sets"]["all/loss"] == pytest.approx(whole["loss"], rel=1e-5)
     assert record["sets"]["all/tokens"] == whole["tokens"] > record["sets"]["one/tokens"] > 0
     assert record["tokens"] < whole["tokens"] and record["sequence_length"] == 16
-    branch = kn.train(experiment, run=tmp_path / "b", steps=3, branch_from=f"{tmp_path / 'run'}@2", progress=False)
+    source = f"{tmp_path / 'run'}@2"
+    branch = kn.train(experiment, run=tmp_path / "b", steps=3, branch_from=source, on="cpu", progress=False)
     assert (branch.outcome.start_step, branch.step) == (2, 3)
 
 

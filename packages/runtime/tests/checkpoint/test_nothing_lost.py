@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kanawa.composition.experiment import compose
 from kanawa.contracts import CheckpointError, CheckpointSaveError
-from kanawa_runtime.checkpoint import CheckpointUnreadableError, OrbaxCheckpointer
+from kanawa_runtime.checkpoint import CheckpointUnreadableError, OrbaxCheckpointer, manifest
 from kanawa_runtime.checkpoint.errors import is_storage_failure
 from kanawa_runtime.checkpoint.layout import recorded_commits
 from kanawa_runtime.runs.events import read_events
@@ -109,14 +109,14 @@ def saved(directory: Path, *steps: int) -> OrbaxCheckpointer:
 @pytest.mark.parametrize("file", ["manifest.json", "COMMIT.json"])
 def test_an_io_error_is_not_damage(tmp_path, monkeypatch, file):
     checkpointer = saved(tmp_path, 1, 2)
-    read = Path.read_bytes
+    read = manifest.guarded_bytes
 
-    def failing(path):
+    def failing(path, *home, most):
         if path.name == file and path.parent.name == "2":
             raise OSError(errno.EIO, "Input/output error")
-        return read(path)
+        return read(path, *home, most=most)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(manifest, "guarded_bytes", failing)
     with pytest.raises(CheckpointUnreadableError, match=r"Input/output error.*not damage: nothing was changed"):
         checkpointer.restore(abstract(make_trees()))
     monkeypatch.undo()
