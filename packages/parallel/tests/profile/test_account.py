@@ -1,5 +1,7 @@
 """A trace that this process records is accounted for by module, kind and phase; waits for the host are found."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -87,4 +89,11 @@ def test_a_broken_trace_is_an_error_with_its_name(tmp_path, content):
     file = tmp_path / "vm.xplane.pb"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=r"vm\.xplane\.pb"):
+        read_trace(file)
+
+
+def test_a_pipe_as_the_trace_is_not_waited_for(tmp_path):
+    file = tmp_path / "host.xplane.pb"
+    os.mkfifo(file)
+    with pytest.raises(UsageError, match="is a pipe, expected an ordinary file"):
         read_trace(file)

@@ -1,10 +1,11 @@
 """A sweep trains each point with each seed, goes on where it was, survives a point that fails, and ranks them."""
 
 import json
+import os
 
 import pytest
 from kanawa.errors import UsageError
-from kanawa_runtime.commands.sweep import Sweep, parse_grid, parse_seeds, table_text
+from kanawa_runtime.commands.sweep import RECORD, Sweep, parse_grid, parse_seeds, read_sweep, table_text
 from kanawa_runtime.report.ranking import rank
 
 
@@ -95,3 +96,9 @@ def test_points_are_ranked_by_the_mean_over_seeds(tmp_path):
     assert "c0: failed at step 2, c1: not started" in lines[3]
     with pytest.raises(UsageError, match="no run has the figure 'los'; there are"):
         rank(points, "los")
+
+
+def test_a_pipe_as_the_record_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / RECORD)
+    with pytest.raises(UsageError, match=r"sweep\.json is a pipe, expected an ordinary file"):
+        read_sweep(tmp_path)

@@ -1,6 +1,7 @@
 """A branch goes on as its run would have, but for what is changed; both runs say so."""
 
 import json
+import os
 
 import pytest
 import tiny_lm
@@ -9,7 +10,7 @@ from kanawa.errors import UsageError
 from kanawa_runtime.api.train import _check_branch
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.runs.events import read_events
-from kanawa_runtime.train.branch import branch_at
+from kanawa_runtime.train.branch import BRANCH, branch_at, row_offset
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import LineScreen
 
@@ -79,3 +80,10 @@ def test_a_branch_needs_a_directory_of_its_own(parent):
             _check_branch(directory, None, branch_at(f"{run}@3"))
     with pytest.raises(UsageError, match="there is no"):
         branch_at("nowhere@3")
+
+
+def test_a_pipe_as_the_record_is_not_waited_for(tmp_path):
+    assert row_offset(tmp_path) == 0
+    os.mkfifo(tmp_path / BRANCH)
+    with pytest.raises(UsageError, match=r"branch\.json is a pipe, expected an ordinary file"):
+        row_offset(tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kanawa.errors import UsageError
+from kanawa.guarded_read import guarded_bytes
 
 from kanawa_parallel.plan.read.hlo import HloModule
 from kanawa_parallel.profile.programs import programs_of
@@ -14,6 +15,8 @@ from kanawa_parallel.profile.programs import programs_of
 _OPERATIONS = "XLA Ops"
 #: How JAX names the call of a compiled function.
 _STARTS = "PjitFunction("
+#: No message of this kind may be longer.
+_MOST_BYTES = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,7 @@ def read_trace(file: Path) -> Trace:
     """Reads a trace; raises UsageError for a file that is none, and for one in which no program ran."""
     from jax.profiler import ProfileData
 
-    held = file.read_bytes()
+    held = guarded_bytes(file, most=_MOST_BYTES)
     try:
         programs = programs_of(held)
         data = ProfileData.from_serialized_xspace(held)

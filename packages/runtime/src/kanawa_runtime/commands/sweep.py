@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kanawa.cli.arguments import composition_arguments, json_argument
 from kanawa.errors import UsageError
+from kanawa.guarded_read import UnreadableFileError, guarded_json
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 #: What a sweep was asked for, in its folder.
 RECORD = "sweep.json"
+_MOST_BYTES = 1 << 20
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -114,8 +116,9 @@ def run(args: argparse.Namespace) -> int:
 def read_sweep(folder: Path) -> Sweep:
     """Returns the sweep of a folder; raises UsageError for a record that is none."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return Sweep(**record)
+        return Sweep(**guarded_json(folder / RECORD, folder, most=_MOST_BYTES))
+    except UnreadableFileError:
+        raise
     except (OSError, ValueError, TypeError) as error:
         message = f"{folder / RECORD} is no record of a sweep: {error!r}"
         raise UsageError(message) from None

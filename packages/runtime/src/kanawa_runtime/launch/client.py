@@ -1,12 +1,15 @@
 """Calls of a system's own client, the YAML that it reads, and errors between a job and the system that runs it."""
 
+import os
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from kanawa.errors import KanawaError, UsageError
+from kanawa.guarded_read import guarded_open
 
 _SECONDS = 120.0
 _MOST_CHARACTERS = 2000
@@ -46,6 +49,13 @@ def call(command: Sequence[str], install: str, stdin: str | None = None) -> str:
         message = f"{shlex.join(command)} failed with exit code {done.returncode}: {said or 'it said nothing'}"
         raise LauncherError(message)
     return done.stdout
+
+
+def end_of(file: Path, most: int) -> str:
+    """Returns the last `most` bytes of a log as text; raises UnreadableFileError for what is no ordinary file."""
+    with guarded_open(file) as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - most))
+        return stream.read(most).decode(errors="replace")
 
 
 def to_yaml(data: Any) -> str:

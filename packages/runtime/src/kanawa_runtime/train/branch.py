@@ -12,6 +12,7 @@ from typing import Any
 
 from kanawa.contracts import Restored, open_storage
 from kanawa.errors import UsageError
+from kanawa.guarded_read import check_readable, guarded_bytes
 
 from kanawa_runtime.checkpoint.agreement import is_primary, shared_text
 from kanawa_runtime.runs.run_directory import RunDirectory, checkpoints_of
@@ -21,6 +22,7 @@ from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import run_place, shown_place, stands_for
 
 BRANCH, BRANCHES = "branch.json", "branches.jsonl"
+_MOST_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,10 @@ class Branch:
         if address is not None:
             open_storage(address).write(f"branches/{uuid.uuid4().hex}.json", line)
         else:
-            with (self.folder / BRANCHES).open("ab") as file:
+            branches = self.folder / BRANCHES
+            branches.touch()
+            check_readable(branches, self.folder)
+            with branches.open("ab") as file:
                 file.write(line + b"\n")
         return fields
 
@@ -79,5 +84,7 @@ def branch_at(text: str) -> Branch:
 def row_offset(run: Path) -> int:
     """Returns the row that batch 0 of a run would begin with: 0, or what a branch goes on from. All processes call."""
     path = run / BRANCH
-    text = path.read_text() if is_primary() and path.exists() else '{"row_offset": 0}'
+    text = '{"row_offset": 0}'
+    if is_primary() and path.exists():
+        text = guarded_bytes(path, run, most=_MOST_BYTES).decode()
     return int(json.loads(shared_text(text))["row_offset"])

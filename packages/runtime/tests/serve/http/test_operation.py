@@ -285,3 +285,8 @@ def test_a_key_may_have_a_weight(tmp_path):
     with pytest.raises(UsageError, match="the weight '0', expected a whole number from 1") as error:
         keys_from(file, None)
     assert "secret" not in str(error.value)
+
+
+def test_conversations_to_tokenize_are_bounded_as_texts_are(server):
+    answer = server.post("/tokenize", {"messages": [{"role": "user", "content": "a" * 1_000_001}]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")

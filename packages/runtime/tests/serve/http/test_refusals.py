@@ -155,4 +155,4 @@ def test_long_bodies_are_looked_at_beside_the_loop(server):
         error = server.refused(400, prompt=[1] * 50_000 + [-1], truncate_prompt_tokens=-1)
     assert error["param"] == "prompt[50000]"
     # Seconds of it, for the longest of bodies, are seconds in which no client gets a token.
-    assert [name.rpartition("_")[0] for name in threads] == ["kanawa-http-large"]
+    assert [name.rpartition("_")[0] for name in threads] == ["kanawa-http-read"]

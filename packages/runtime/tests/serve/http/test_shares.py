@@ -110,6 +110,18 @@ def test_clients_of_a_pool_take_turns():
     assert [name for name in order if name.startswith("a")] == ["a0", "a1", "a2", "a3"]
 
 
+def test_a_pool_rests_after_work_that_holds_others_up():
+    async def run():
+        pool, began = FairPool(1, "rests", rest=4.0), time.monotonic()
+        for _ in range(2):
+            await pool.run("a", lambda: time.sleep(0.1))
+        pool.close()
+        return time.monotonic() - began
+
+    # A piece, four times as long a rest, a piece.
+    assert asyncio.run(run()) >= 0.6
+
+
 def test_grammars_of_one_client_leave_another_its_turn():
     order = []
 
@@ -147,6 +159,50 @@ def test_bodies_of_millions_of_ids_delay_no_small_request():
         assert {answer.json()["error"]["code"] for answer in refused} == {"context_length_exceeded"}
         # It was 11.6 s; a parser that holds the interpreter for some tenths is what is left of it.
         assert slowest < 4.0
+
+
+@pytest.mark.parametrize("held", [[[]] * 200_000, {str(n): 1 for n in range(200_000)}])
+def test_lists_objects_and_fields_of_a_body_are_counted_before_it_is_read(server, held, monkeypatch):
+    read = []
+    monkeypatch.setattr("kanawa_runtime.serve.http.exchange.parsed_json", lambda *of, **named: read.append(of))
+    answer = server.post("/v1/completions", {"prompt": "a", "metadata": held})
+    assert (answer.status_code, read) == (400, [])
+    assert "more than 100,000 lists, objects and fields" in answer.json()["error"]["message"]
+
+
+def test_marks_within_texts_are_not_counted(server):
+    answer = server.post("/v1/completions", {"prompt": '[{"a\\":1}]' * 50_000, "max_tokens": 1})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_slow_senders_of_long_bodies_leave_memory_to_others():
+    config = {"max_body_bytes": 200_000}
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 190000\r\n\r\n"
+    with running_server(ScriptedEngine(), **config) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        service = running.server.service
+        held = []
+        try:
+            for _ in range(60):
+                held.append(socket.create_connection((host, int(port)), timeout=60))
+                held[-1].sendall(head + b" " * 180_000)
+            wait_for(lambda: any(b"client_bodies_full" in raw_end(made) for made in held[-1:]))
+            assert service.bodies._total <= 0.8 * service.bodies.places + 180_000
+            # Short ones are never counted.
+            assert running.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
+        finally:
+            for made in held:
+                made.close()
+        wait_for(lambda: service.bodies._total == 0)
+
+
+def raw_end(made):
+    """Returns what a connection has been answered by now."""
+    made.settimeout(2)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        return made.recv(65536)
+    return b""
 
 
 def test_lists_of_every_kind_are_bounded_before_they_are_read():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kanawa.config import NonNegative, Positive, to_json
 
-from kanawa_runtime.launch.client import LauncherError
+from kanawa_runtime.launch.client import LauncherError, end_of
 from kanawa_runtime.launch.job import Job, hosts, job_record, target
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.local import state
@@ -105,7 +105,7 @@ class LocalLauncher(Launcher):
         home = state.folder_of(name)
         state.read_state(home)
         log = state.attempt_folder(home, state.last_attempt(home)) / "rank-0.log"
-        return log.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if log.exists() else ""
+        return end_of(log, _LOG_BYTES) if log.exists() else ""
 
     def cancel(self, name: str) -> None:
         """Asks the supervisor to stop the gang, and waits for it; raises LauncherError after the grace period."""

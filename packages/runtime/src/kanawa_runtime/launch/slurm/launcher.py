@@ -9,7 +9,7 @@ from pathlib import Path
 from kanawa.config import NonNegative
 
 from kanawa_runtime.exit_codes import SIGNAL_BASE
-from kanawa_runtime.launch.client import LauncherError, call
+from kanawa_runtime.launch.client import LauncherError, call, end_of
 from kanawa_runtime.launch.job import Job, target
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.slurm.script import batch_script
@@ -128,7 +128,7 @@ class SlurmLauncher(Launcher):
     def logs(self, name: str) -> str:
         """Returns the end of the job's log."""
         path = Path(self._facts(name).get("StdOut", ""))
-        return path.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if path.is_file() else ""
+        return end_of(path, _LOG_BYTES) if path.is_file() else ""
 
     def cancel(self, name: str) -> None:
         """Asks the gang to save, for as long as its grace; then cancels the job and waits until all of it has ended."""

@@ -156,6 +156,7 @@ class Endpoint:
         """Answers a request; an exception becomes an error's response."""
         service, operation = self._service, self._operation
         exchange = Exchange(scope, receive, send, service.config)
+        exchange.bodies = service.bodies
         try:
             try:
                 exchange.check_headers()
@@ -176,6 +177,8 @@ class Endpoint:
             # The status is for the log and the metrics alone.
             exchange.status = 499
             logger.info("%s: the client closed the connection (499)", operation.path)
+        finally:
+            exchange.release_body()
         service.metrics.count_response(operation.path, exchange.status or 500)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from kanawa.guarded_read import parsed_json
 
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.errors import ApiError, invalid
+from kanawa_runtime.serve.http.shares import Shares
 
 #: The name in an ASGI scope of the function that cuts the connection off.
 CUT_OFF = "kanawa.cut_off"
@@ -18,6 +20,9 @@ _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": 
 _DISCARD_FACTOR = 4
 _DISCARD_SECONDS = 3.0
 _LARGE_BODY_BYTES = 64 * 1024
+#: Lists, objects and their fields in a body, far more than any request has: each takes much longer than a number.
+_MOST_PARTS = 100_000
+_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _SINGLE_HEADERS = (b"host", b"authorization", b"content-type")
 _SAFE = {"X-Content-Type-Options": "nosniff"}
 #: Elements of a list that are written as JSON at once: some milliseconds.
@@ -41,6 +46,9 @@ class Exchange:
         self.weight = 1
         #: Whether the body is so long that reading it would hold up small ones.
         self.is_large = False
+        #: The room of the server for bodies, in bytes; and what this one's takes of it.
+        self.bodies: Shares | None = None
+        self._held = 0
         self._receive, self._send = receive, send
         self._headers: dict[str, str] | None = None
 
@@ -80,8 +88,17 @@ class Exchange:
                 title = name.decode().title()
                 raise ApiError(400, f"the header {title} comes more than once; send it once", param=title)
 
+    def release_body(self) -> None:
+        """Gives the room of the body back, once it isn't needed any more."""
+        if self.bodies is not None and self._held:
+            self.bodies.give_back(self.client, self._held)
+            self._held = 0
+
     def json(self, content: bytes) -> Any:
         """Returns the JSON that a body holds; raises ApiError 400."""
+        if _parts(content) > _MOST_PARTS and _parts(_TEXTS.sub(b"", content)) > _MOST_PARTS:
+            text = f"the body holds more than {_MOST_PARTS:,} lists, objects and fields; send fewer at once"
+            raise invalid(at="", why=text, code="invalid_json")
         try:
             return parsed_json(content, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -103,6 +120,7 @@ class Exchange:
                         raise ClientGoneError
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
+                    self._hold(size)
                     if size > most:
                         chunks.clear()
                         await self._discard(size)
@@ -122,6 +140,18 @@ class Exchange:
                     size += len(message.get("body", b""))
                     if not message.get("more_body", False):
                         return
+
+    def _hold(self, size: int) -> None:
+        """Takes room for a body that is no longer short; raises the 429 of a client that has its share of it."""
+        more = size - self._held
+        if self.bodies is None or size < _LARGE_BODY_BYTES or not more:
+            return
+        if not self.bodies.has_room(self.client, more):
+            message = "this client's bodies have their share of the server's memory; send this one again later"
+            headers = {"Retry-After": "1", "Connection": "close"}
+            raise ApiError(429, message, code="client_bodies_full", headers=headers)
+        self.bodies.take(self.client, more)
+        self._held = size
 
     def _too_long(self) -> ApiError:
         most = self.config.max_body_bytes
@@ -210,6 +240,10 @@ class Exchange:
 def _event(data: Any) -> bytes:
     text = data if isinstance(data, bytes) else _plain(data).encode()
     return b"data: " + text + b"\n\n"
+
+
+def _parts(content: bytes) -> int:
+    return sum(content.count(mark) for mark in (b"[", b"{", b":"))
 
 
 def _refuse_constant(name: str) -> None:

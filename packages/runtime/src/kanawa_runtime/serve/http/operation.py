@@ -15,9 +15,9 @@ from kanawa.errors import KanawaError
 from kanawa_runtime._version import __version__
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
 from kanawa_runtime.serve.http.chat_template import messages_for_template, tools_for_template
-from kanawa_runtime.serve.http.errors import ApiError, unavailable, unprocessable
+from kanawa_runtime.serve.http.errors import ApiError, invalid, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
-from kanawa_runtime.serve.http.protocol import DetokenizeRequest, LoadRequest, TokenizeRequest
+from kanawa_runtime.serve.http.protocol import MAX_TOKENIZED, DetokenizeRequest, LoadRequest, TokenizeRequest
 from kanawa_runtime.serve.http.service import Service
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,9 @@ def _tokenized(service: Service, request: TokenizeRequest) -> dict[str, Any]:
             extra=request.chat_template_kwargs,
         )
         prefix = not model.template.own if prefix is None else prefix
+        if len(text) > MAX_TOKENIZED:
+            why = f"they have {len(text):,} characters, expected at most {MAX_TOKENIZED:,}"
+            raise invalid(at="messages", why=why)
     encoded = model.tokenizer.encode(text).tolist()
     ids = (list(model.tokenizer.prefix_ids) if prefix or prefix is None else []) + encoded
     made = {"count": len(ids), "max_model_len": model.engine.limits.max_length, "tokens": ids}

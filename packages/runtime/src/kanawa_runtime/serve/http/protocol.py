@@ -16,7 +16,7 @@ _MAX_BAD_WORDS = 256
 _MAX_TOP_LOGPROBS = 20
 _MAX_INT32 = 2**31 - 1
 #: Characters or tokens of a request to tokenize or detokenize.
-_MAX_TOKENIZED = 1_000_000
+MAX_TOKENIZED = 1_000_000
 #: Parts of contents and calls of tools in all messages together: each is an object to check.
 _MAX_PARTS = 4096
 _PROMPTS = "a text, a list of token ids, or a list of either"
@@ -312,7 +312,7 @@ class TokenizeRequest(ConversationFields):
 
     model: Name | None = None
     #: Tokenizing takes the interpreter's time, and the engine needs some of it.
-    prompt: Annotated[str, Length(_MAX_TOKENIZED, shortest=0)] | None = Field(None, description="a text; or messages")
+    prompt: Annotated[str, Length(MAX_TOKENIZED, shortest=0)] | None = Field(None, description="a text; or messages")
     messages: list[Message] | None = None
     add_special_tokens: bool | None = Field(None, description="for a prompt true, for messages false, unless given")
     return_token_strs: bool = False
@@ -374,7 +374,7 @@ def tokenize_request(config: ServerConfig) -> type[TokenizeRequest]:
 
 def detokenize_request(limits: EngineLimits) -> type[DetokenizeRequest]:
     """Returns the body of `/detokenize` with a model's vocabulary."""
-    fields: dict[str, Any] = {"tokens": (_token_ids(limits, _MAX_TOKENIZED), ...)}
+    fields: dict[str, Any] = {"tokens": (_token_ids(limits, MAX_TOKENIZED), ...)}
     return create_model("DetokenizeRequest", __base__=DetokenizeRequest, **fields)
 
 

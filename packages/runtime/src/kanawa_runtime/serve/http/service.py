@@ -70,6 +70,10 @@ Result = TypeVar("Result")
 #: Nearly every grammar is compiled by then; the others leave their turn to the next one.
 _QUICK_SECONDS = 0.25
 _GRAMMARS_BUSY_SECONDS = 5.0
+#: How long no large body is read after one, in times of what that took: in between, all others are served.
+_REST = 4.0
+#: Bodies of the longest kind in memory at once; slow senders would fill it.
+_MOST_BODIES = 64
 
 
 class Compilers:
@@ -143,8 +147,11 @@ class Service:
         places = limits.max_sequences + limits.max_queued
         #: Requests under way, and the answers that they ask for, by client.
         self.requests, self.answers = Shares(places), Shares(places)
+        #: Bytes of bodies that are not read to their end yet, by client.
+        self.bodies = Shares(_MOST_BODIES * config.max_body_bytes)
         self._workers = FairPool(config.worker_threads, "kanawa-http")
         # Apart: reading a body of megabytes must not delay small ones.
+        self._readers = FairPool(1, "kanawa-http-read", rest=_REST)
         self._large = FairPool(1, "kanawa-http-large")
         # Separate threads: a slow grammar must not delay prompts.
         self._compilers = Compilers(config.worker_threads, config.max_slow_grammars)
@@ -200,7 +207,10 @@ class Service:
                 raise bad_request(error, body) from error
 
         # Millions of ids take a while, in which the loop would send no tokens.
-        return await self.in_worker(exchange, parsed) if exchange.is_large else parsed()
+        try:
+            return await self._readers.run(exchange.client, parsed) if exchange.is_large else parsed()
+        finally:
+            exchange.release_body()
 
     def check_share(self, shares: Shares, client: str, count: int = 1) -> None:
         """Raises the 429 of a client that has its share of the server's places."""
@@ -261,6 +271,7 @@ class Service:
     def close(self) -> None:
         """Ends the threads."""
         self._workers.close()
+        self._readers.close()
         self._large.close()
 
 

@@ -62,9 +62,14 @@ class Shares:
 
 
 class FairPool:
-    """Threads that clients take in turns: the work of one delays its own, and that of others by a piece at most."""
+    """Threads that clients take in turns: the work of one delays its own, and that of others by a piece at most.
 
-    def __init__(self, threads: int, name: str) -> None:
+    A thread rests `rest` times as long as a piece of work took: Python runs one thread at a time, and some work, such
+    as reading JSON, holds all others up.
+    """
+
+    def __init__(self, threads: int, name: str, *, rest: float = 0.0) -> None:
+        self._rest = rest
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free = threads
         #: How many threads a client may have at once: one is left to others, however long a piece of work takes.
@@ -96,14 +101,11 @@ class FairPool:
             if not future.done():
                 self._free -= 1
                 self._running[client] += 1
-                task = asyncio.get_running_loop().run_in_executor(self._pool, work)
-                task.add_done_callback(functools.partial(self._pass_on, client, future))
+                loop = asyncio.get_running_loop()
+                task = loop.run_in_executor(self._pool, work)
+                task.add_done_callback(functools.partial(self._pass_on, client, loop.time(), future))
 
-    def _pass_on(self, client: str, future: "asyncio.Future[Any]", task: "asyncio.Future[Any]") -> None:
-        self._free += 1
-        self._running[client] -= 1
-        if not self._running[client]:
-            del self._running[client]
+    def _pass_on(self, client: str, began: float, future: "asyncio.Future[Any]", task: "asyncio.Future[Any]") -> None:
         error = None if task.cancelled() else task.exception()
         # The client may have left meanwhile.
         if not future.done():
@@ -113,4 +115,16 @@ class FairPool:
                 future.set_exception(error)
             else:
                 future.set_result(task.result())
+        loop = asyncio.get_running_loop()
+        rest = self._rest * (loop.time() - began)
+        if rest:
+            loop.call_later(rest, self._leave, client)
+        else:
+            self._leave(client)
+
+    def _leave(self, client: str) -> None:
+        self._free += 1
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
         self._start()
