@@ -14,6 +14,8 @@ DONE, USAGE, STOPPED, FIRST_INFRASTRUCTURE, LAST = 0, 2, 42, 127, 255
 #: Systems count it, as they do a kill: where a process always crashes, Kubernetes may see the code of a peer first,
 #: and what isn't counted would start for ever. The codes of signals end at 192.
 LOST = 200
+#: How one that ended with LOST says that nothing is wrong with itself.
+PEER_LOST = "another process of this run was lost"
 #: As a shell reports a program that is there and can't be executed.
 NOT_STARTED = 126
 #: What a shell reports for a process that a signal ended is this plus the signal's number.

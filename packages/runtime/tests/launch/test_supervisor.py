@@ -13,7 +13,7 @@ import pytest
 from kanawa.errors import KanawaError
 from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.local.launcher import LocalLauncher
-from kanawa_runtime.launch.local.state import folder_of, held, read_state
+from kanawa_runtime.launch.local.state import folder_of, held, is_supervised, read_state
 from kanawa_runtime.launch.local.supervisor import Supervisor
 from kanawa_runtime.launch.restarts import Restarts
 
@@ -159,7 +159,8 @@ def test_a_killed_supervisor_leaves_no_process_behind(tmp_path):
     facts = read_state(folder_of(tmp_path))
     os.kill(facts["supervisor"], signal.SIGKILL)
     deadline = time.monotonic() + 120
-    while any(map(alive, facts["pids"])) and time.monotonic() < deadline:
+    # Its processes die with its main thread, its lock is let go with the last of its threads.
+    while (any(map(alive, facts["pids"])) or is_supervised(folder_of(tmp_path))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, facts["pids"]))
     assert launcher.status(name).line().startswith("failed, its supervisor was killed, or its disk took no last word")
@@ -286,3 +287,55 @@ def test_the_one_that_failed_is_named_before_the_others_say_that_they_lost_it(tm
     assert Supervisor(gang, folder, said.append, lambda output: said.append(output.decode())).run() == 1
     assert said[0].startswith("process 1 of 2 failed first, with exit code 1: row 7 of the data is no JSON\nits log is")
     assert said[1] == "another process of this run was lost\n"
+
+
+LOST_ITS_DATA = """
+import sys, time
+if sys.argv[sys.argv.index("--process-id") + 1] == "1":
+    print("kanawa: error: the next batch can't be read")
+    sys.exit(200)
+time.sleep(0.5)
+print("kanawa: another process of this run was lost (Connection closed by peer): this one ends")
+sys.exit(200)
+"""
+
+
+def test_one_that_lost_its_storage_is_told_from_those_that_lost_it(tmp_path):
+    """All of them end with 200: the one at fault is known by its words."""
+    said = []
+    folder = folder_of(tmp_path)
+    folder.mkdir()
+    gang = Job(
+        name="g", command=[sys.executable, "-c", LOST_ITS_DATA], run=str(tmp_path), processes_per_host=3, retries=0
+    )
+    assert Supervisor(gang, folder, said.append, lambda output: said.append(output.decode())).run() == 200
+    assert said[0].startswith("process 1 of 3 failed first, with exit code 200: the next batch can't be read\n")
+    launcher = LocalLauncher.Config().build()
+    assert launcher.status(str(tmp_path)).detail.startswith("process 1 failed first: the next batch can't be read; ")
+    log = folder / "attempt-1" / "rank-1.log"
+    assert launcher.logs(str(tmp_path)) == f"process 1 failed first; its log is {log}\n{log.read_text()}"
+
+
+def test_the_reason_of_one_process_is_in_its_status(tmp_path):
+    alone = [sys.executable, "-c", "print('kanawa: error: the disk is full'); raise SystemExit(200)"]
+    folder = folder_of(tmp_path)
+    folder.mkdir()
+    assert (
+        Supervisor(Job(name="g", command=alone, run=str(tmp_path), retries=0), folder, lambda line: None).run() == 200
+    )
+    assert LocalLauncher.Config().build().status(str(tmp_path)).detail.startswith("the disk is full; logs in ")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("start", ["run", "submit"])
+def test_a_disk_that_takes_no_job_is_worth_another_start(tmp_path, monkeypatch, number, start):
+    wanted = Job(name="full", command=["true"], run=str(tmp_path / "run"), retries=0)
+
+    def refused(*arguments, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    launcher = LocalLauncher.Config().build()
+    with pytest.raises(KanawaError, match="can't be written.*nothing was started, and nothing is lost") as raised:
+        launcher.run(wanted, tmp_path, print) if start == "run" else launcher.submit(wanted, tmp_path)
+    assert raised.value.exit_code == 200

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from kanawa_runtime.exit_codes import PEER_LOST
 from kanawa_runtime.train.peers import PeerLostError, lost_peer
 
 
@@ -64,7 +65,7 @@ def leave_gang(reason: str) -> None:
     else:
         then = "start all of them again with the same command, and the run resumes from its newest checkpoint"
     try:
-        write_message(f"kanawa: another process of this run was lost ({reason}): {then}")
+        write_message(f"kanawa: {PEER_LOST} ({reason}): {then}")
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -101,11 +101,14 @@ class LocalLauncher(Launcher):
         return state.status(state.folder_of(name))
 
     def logs(self, name: str) -> str:
-        """Returns the end of what the first process of the newest attempt wrote."""
+        """Returns the end of what a process of the newest attempt wrote: the one that failed first, else process 0."""
         home = state.folder_of(name)
-        state.read_state(home)
-        log = state.attempt_folder(home, state.last_attempt(home)) / "rank-0.log"
-        return end_of(log, _LOG_BYTES) if log.exists() else ""
+        newest = state.last_attempt(home)
+        records = {record["attempt"]: record for record in state.read_state(home)["attempts"]}
+        failed = records.get(newest, {}).get("failed_first", 0)
+        log = state.attempt_folder(home, newest) / f"rank-{failed}.log"
+        text = end_of(log, _LOG_BYTES) if log.exists() else ""
+        return f"process {failed} failed first; its log is {log}\n{text}" if failed else text
 
     def cancel(self, name: str) -> None:
         """Asks the supervisor to stop the gang, and waits for it; raises LauncherError after the grace period."""

@@ -36,8 +36,9 @@ def last_attempt(folder: Path) -> int:
 
 def write_job(folder: Path, job: Job) -> None:
     """Keeps the job beside its logs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / JOB).write_text(json.dumps(job_record(job), indent=1))
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / JOB).write_text(json.dumps(job_record(job), indent=1))
 
 
 def read_job(folder: Path) -> Job:
@@ -88,17 +89,24 @@ def status(folder: Path) -> Status:
 def is_supervised(folder: Path) -> bool:
     """Returns whether a supervisor holds the job."""
     try:
-        with held(folder):
-            return False
-    except LauncherError:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)  # which a read-only disk allows too
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Holds the job while inside; raises LauncherError where another supervisor does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,3 +119,14 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Inside, a disk that refuses before anything was started ends as it does in the processes themselves."""
+    try:
+        yield
+    except OSError as error:
+        from kanawa_runtime.runs.run_directory import unwritable  # heavy, and only for its words
+
+        raise unwritable(folder.parent, error) from error

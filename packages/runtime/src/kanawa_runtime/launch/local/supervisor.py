@@ -13,7 +13,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kanawa_runtime.exit_codes import DONE, LOST, NOT_STARTED, STOPPED, code_text, ended_text, gang_code, verdict
+from kanawa_runtime.exit_codes import (
+    DONE,
+    LOST,
+    NOT_STARTED,
+    PEER_LOST,
+    STOPPED,
+    code_text,
+    ended_text,
+    gang_code,
+    verdict,
+)
 from kanawa_runtime.launch.job import Job, processes
 from kanawa_runtime.launch.local.rank import Rank, free_port
 from kanawa_runtime.launch.local.state import attempt_folder, last_attempt, write_state
@@ -87,6 +97,7 @@ class Supervisor:
             logs.mkdir(parents=True, exist_ok=True)
         coordinator = f"127.0.0.1:{free_port()}"
         ranks: list[Rank] = []
+        self._why = ""
         record: dict[str, Any] = {"attempt": self._number, "started": time.time()}
         self.attempts.append(record)
         try:
@@ -138,13 +149,19 @@ class Supervisor:
 
     def _tell_first(self, ranks: list[Rank], codes: list[int | None]) -> bool:
         """Says which process of a gang failed, and why, before the others say that they lost it; whether one did."""
-        failed = [rank for rank, code in zip(ranks, codes, strict=True) if code not in (None, DONE, STOPPED, LOST)]
-        if not failed or len(ranks) == 1:
+        failed = [
+            rank for rank, code in zip(ranks, codes, strict=True) if code is not None and _is_at_fault(rank, code)
+        ]
+        if not failed:
             return False
         # A permanent end first: the others follow from it.
         rank = min(failed, key=lambda one: (verdict(codes[one.index] or 0) != "permanent", one.index))
         rank.wait_for_the_rest()
-        why = self._why = reason_of(rank.end())
+        self._why = why = reason_of(rank.end())
+        self.attempts[-1]["failed_first"] = rank.index
+        if len(ranks) == 1:
+            return True  # its own words are on the screen
+        self._why = f"process {rank.index} failed first{f': {why}' if why else ''}"
         self.tell(
             f"process {rank.index} of {len(ranks)} failed first, with {code_text(codes[rank.index] or 0)}"
             f"{f': {why}' if why else ', without a word'}\nits log is {rank.log}"
@@ -215,3 +232,12 @@ class Supervisor:
         while time.monotonic() < deadline and not self._signals:
             time.sleep(_POLL_SECONDS)
         return bool(self._signals)
+
+
+def _is_at_fault(rank: Rank, code: int) -> bool:
+    """Whether an ended process failed by itself: one that lost its peers says so, or has no word of an error."""
+    if code != LOST:
+        return code not in (DONE, STOPPED)
+    rank.wait_for_the_rest()
+    said = rank.end()
+    return "kanawa: error:" in said and f"kanawa: {PEER_LOST}" not in said
