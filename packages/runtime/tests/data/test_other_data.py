@@ -89,6 +89,8 @@ def test_the_folders_tokenizer_reads_the_new_text(texts):
         ("quickstrat", "did you mean 'quickstart'?"),
         ("nowhere/*.txt", "no file matches"),
         ("masked:shape=2", "shape"),
+        ("maskd:share=0.5,seed=2", "did you mean 'masked'"),
+        ("masked:share=0.5,2", "expected NAME or NAME:key=value,key=value; found '2'"),
     ],
 )
 def test_what_is_no_data(texts, text, said):
@@ -103,6 +105,7 @@ def test_fields_of_a_source_are_given_in_one_go(texts):
     data = kn.compose(masked, data="masked:source=random-tokens,share=0.5", overrides=small).config.data
     assert isinstance(data.source, RandomTokens.Config) and data.share == 0.5
     assert on_other_data(experiment(), "kanawa-runtime:random-tokens:num_rows=3").data.num_rows == 3
+    assert on_other_data(experiment(), "random-tokens:sequence_length=16").data.sequence_length == 16
     # What is missing may still come by --set, and is an error of the whole config else.
     with pytest.raises(kn.KanawaError, match=r"data\.source"):
         kn.compose(experiment(), data="masked")

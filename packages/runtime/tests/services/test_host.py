@@ -1,12 +1,15 @@
 """Services beside a run: fed in order, isolated when they raise, left behind when they hang, never waited for."""
 
+import dataclasses
+import json
 import logging
 import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from kanawa.contracts import Service
+from kanawa.contracts import Service, Steer
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.stop_signals import RunStopped
 
@@ -197,3 +200,37 @@ def test_a_signal_that_meets_a_service_is_no_failure_of_it(caplog):
     with pytest.raises(RunStopped):
         host.section(RUN, "compile", 0)
     assert not warnings_of(caplog)
+
+
+class Advising(Diary):
+    """Answers what it was made with."""
+
+    steers = True
+    answer: object = None
+
+    def steer(self, run, evaluations):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("stop", "TypeError: returned 'stop', expected a Steer or None"),
+        (True, "TypeError: returned True, expected a Steer or None"),
+        (Steer("slower", rate=-1.0), "ValueError: returned rate=-1.0, expected a finite factor above 0"),
+        (Steer("slower", rate=float("nan")), "ValueError: returned rate=nan, expected a finite factor above 0"),
+    ],
+)
+def test_an_answer_that_means_nothing_steers_nothing(answer, said, caplog):
+    service = Advising.Config().build()
+    service.answer = answer
+    assert ServiceHost([service]).steer(RUN, []) == []
+    (line,) = warnings_of(caplog)
+    assert line == f"service Advising failed in steer: {said}; training continues"
+
+
+def test_an_answer_of_numpy_becomes_pythons_own():
+    service = Advising.Config().build()
+    service.answer = Steer("enough", stop=np.float32(2) > 1, rate=np.float32(0.5))
+    ((_, steer),) = ServiceHost([service]).steer(RUN, [])
+    assert json.dumps(dataclasses.asdict(steer)) == '{"reason": "enough", "stop": true, "save": false, "rate": 0.5}'

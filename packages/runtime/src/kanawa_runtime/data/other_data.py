@@ -116,7 +116,7 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     named = _named(experiment, text)
     if named is not None:
         data = named.clone()
-        if isinstance(experiment.data, DataSource.Config):
+        if isinstance(experiment.data, DataSource.Config) and not _sets_length(text):
             data.set(sequence_length=experiment.data.sequence_length)
     elif names_files(str(local_path(text, "--data"))):
         data = _with_corpus(_text_of(experiment), own_corpus(text))
@@ -136,6 +136,12 @@ def _catalogued(text: str) -> tuple[str, str, dict[str, str]] | None:
     kinds = {state.kind for state in host().components() if name in (state.name, state.key)}
     kind = next((kind for kind in _KINDS if kind in kinds), None)
     return None if kind is None else (kind, name, fields)
+
+
+def _sets_length(text: str) -> bool:
+    """Returns whether `NAME:field=value,…` has a length of rows of its own."""
+    found = _catalogued(text)
+    return found is not None and "sequence_length" in found[2]
 
 
 def _named(experiment: Any, text: str) -> DataSource.Config | None:
@@ -200,7 +206,13 @@ def check_read_by_its_own(data: DataSource.Config, directory: Path) -> None:
 
 def _unknown(text: str) -> str:
     names = {state.name for kind in _KINDS for state in host().components(kind)}
+    name = text.partition(":")[0]
+    if name in names:
+        try:
+            parse_modifier(text)
+        except ConfigError as error:
+            return f"--data {text}: {error}"
     return (
         f"--data {text}: no experiment, data source or corpus is called so, and there is no such file or folder"
-        f"{did_you_mean(text, names)}; files are written as 'folder/**/*.txt', a folder, or a .jsonl or .txt file"
+        f"{did_you_mean(name, names)}; files are written as 'folder/**/*.txt', a folder, or a .jsonl or .txt file"
     )

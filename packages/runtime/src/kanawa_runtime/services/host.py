@@ -6,6 +6,7 @@ A service may be slow, hang or raise. The training loses nothing by it but the s
 import collections
 import functools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from kanawa.contracts import Run, Service, Steer
 from kanawa.errors import INTERRUPTIONS
-from kanawa.plugins.fault import how_to_skip, plugin_behind
+from kanawa.plugins.fault import how_to_skip, named_after, plugin_behind
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class _Lane:
     def steer(self, run: Run, evaluations: Sequence[Mapping[str, Any]]) -> Steer | None:
         answers: list[Steer | None] = []
         if self._service.steers and self._failures < MOST_FAILURES:
-            self._tried("steer", lambda: answers.append(self._service.steer(run, evaluations)))
+            self._tried("steer", lambda: answers.append(_checked(self._service.steer(run, evaluations))))
         return answers[0] if answers else None
 
     def feed(self, event: Mapping[str, Any]) -> None:
@@ -164,14 +165,16 @@ class _Lane:
             self._failures += 1
             if self._failures == 1:
                 behind = plugin_behind(error)
+                # What the host refuses of an answer has no frame of the plugin's.
+                advice = named_after(type(self._service)) if behind is None else f"; {how_to_skip(behind)}"
                 logger.warning(
                     "service %s failed in %s: %s: %s; training continues%s",
                     self.name,
                     what,
                     type(error).__name__,
                     error,
-                    "" if behind is None else f"; {how_to_skip(behind)}",
-                    exc_info=behind is None,
+                    advice,
+                    exc_info=not advice,
                 )
             return False
         return True
@@ -181,3 +184,17 @@ class _Lane:
             self._failures = MOST_FAILURES
             self._events.clear()
         logger.warning("service %s is left out for the rest of the run: %s", self.name, why)
+
+
+def _checked(answer: object) -> Steer | None:
+    """Returns what `steer` answered, as Python's own numbers; raises TypeError or ValueError for others."""
+    if answer is None:
+        return None
+    if not isinstance(answer, Steer):
+        message = f"returned {answer!r}, expected a Steer or None"
+        raise TypeError(message)
+    rate = float(answer.rate)
+    if not (math.isfinite(rate) and rate > 0):
+        message = f"returned rate={answer.rate}, expected a finite factor above 0"
+        raise ValueError(message)
+    return Steer(str(answer.reason), bool(answer.stop), bool(answer.save), rate)
