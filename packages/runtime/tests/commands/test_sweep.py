@@ -102,3 +102,19 @@ def test_a_pipe_as_the_record_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / RECORD)
     with pytest.raises(UsageError, match=r"sweep\.json is a pipe, expected an ordinary file"):
         read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--grid", "seed=1,2"), "seeds come from --seeds"),
+        (("--seeds", "2", "--set", "seed=7"), "seeds come from --seeds"),
+        (("--grid", "steps=1,2", "--set", "steps=3"), "steps is set by --grid and by --set"),
+    ],
+)
+def test_what_the_grid_and_something_else_set_is_refused(words, said, tmp_path, capsys):
+    from kanawa.cli.main import main
+
+    assert main(["sweep", "quickstart", *words, "--run", str(tmp_path / "runs")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

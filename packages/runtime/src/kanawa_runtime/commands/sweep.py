@@ -173,7 +173,20 @@ def _asked(args: argparse.Namespace) -> Sweep:
     if not grid and len(seeds) == 1:
         message = "a sweep of one run is `kanawa train`: give --grid path=A,B or --seeds N"
         raise UsageError(message)
+    _check_set_once(grid, [text.partition("=")[0].strip() for text in args.set])
     return Sweep(args.experiment, grid, seeds, args.on, args.data, args.steps, args.modify, args.set)
+
+
+def _check_set_once(grid: Mapping[str, Sequence[str]], settings: Sequence[str]) -> None:
+    """Raises UsageError for a path that the grid and something else set: the points' runs would be the same."""
+    if "seed" in (*grid, *settings):
+        message = (
+            "a sweep's seeds come from --seeds, a number of them or a list such as 0,1,5; --grid and --set leave it"
+        )
+        raise UsageError(message)
+    if twice := sorted({*grid} & {*settings}):
+        message = f"{', '.join(twice)} is set by --grid and by --set; leave out one of them"
+        raise UsageError(message)
 
 
 def _train(sweep: Sweep, folder: Path, launch: str | None) -> int:
