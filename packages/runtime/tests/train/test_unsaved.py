@@ -43,8 +43,11 @@ def steps(run):
 @pytest.mark.parametrize("policy", [{"most_failed_saves": 3}, {"most_unsaved_minutes": 1e-9}])
 def test_training_without_a_checkpoint_ends_where_the_policy_says(tmp_path, monkeypatch, policy):
     monkeypatch.setattr(DirectoryRoot, "commit", refuse)
-    with pytest.raises(CheckpointSaveError, match="saves in a row have failed, and nothing was saved for") as caught:
+    with pytest.raises(CheckpointSaveError, match="failed, and nothing was saved for") as caught:
         train(tmp_path / "run", **policy)
+    # Which of the two it was, and what comes next.
+    ((name, value),) = policy.items()
+    assert f"checkpoints.{name}={value:g} ends the run. Free space" in str(caught.value)
     assert caught.value.exit_code == LOST
     assert steps(tmp_path / "run") < 12
 

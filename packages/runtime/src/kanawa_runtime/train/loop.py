@@ -383,9 +383,13 @@ class _Running:
         has_failed = failures is not None and journal.failed_saves >= failures
         # All processes of a gang stop, or none.
         if of_primary(int(has_failed or (minutes is not None and unsaved > minutes))):
+            many = f"{journal.failed_saves} save{' has' if journal.failed_saves == 1 else 's in a row have'} failed"
+            limit = f"most_failed_saves={failures}"
+            if minutes is not None and not has_failed:
+                limit = f"most_unsaved_minutes={minutes:g}"
             message = (
-                f"{journal.failed_saves} saves in a row have failed, and nothing was saved for {unsaved:.1f} minutes: "
-                "more than checkpoints.most_failed_saves or most_unsaved_minutes allow"
+                f"{many}, and nothing was saved for {unsaved:.1f} minutes: checkpoints.{limit} ends the run. Free "
+                "space or mend the storage, and run the same command again: it resumes from the newest checkpoint"
             )
             raise CheckpointSaveError(message)
 
