@@ -9,12 +9,12 @@ from kanawa_runtime.commands.sweep import RECORD, Sweep, parse_grid, parse_seeds
 from kanawa_runtime.report.ranking import rank
 
 
-def finished(folder, loss, outcome="done"):
+def finished(folder, loss, outcome="done", **step):
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     events = [
         {"event": "run_started", "attempt": 1, "total_steps": 2},
-        {"event": "step", "attempt": 1, "step": 2, "loss": 9.0},
+        {"event": "step", "attempt": 1, "step": 2, "loss": 9.0} | step,
         {"event": "eval", "attempt": 1, "step": 2, "loss": loss},
         {"event": "run_ended", "attempt": 1, "step": 2, "outcome": outcome},
     ]
@@ -118,3 +118,14 @@ def test_what_the_grid_and_something_else_set_is_refused(words, said, tmp_path, 
     assert main(["sweep", "quickstart", *words, "--run", str(tmp_path / "runs")]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_runs_that_learn_from_rewards_are_ranked_by_the_highest(tmp_path):
+    rewards = {"low": 0.25, "high": 0.75, "middle": 0.5}
+    # The loss of such a run says nothing; here it would say the opposite.
+    points = [({"is": name}, [finished(tmp_path / name, value, reward=value)]) for name, value in rewards.items()]
+    points.append(({"is": "failed"}, [finished(tmp_path / "failed", 0.1, outcome="failed", reward=1.0)]))
+    for ranked in (rank(points), rank(points, "reward")):
+        assert [one.values["is"] for one in ranked] == ["high", "middle", "low", "failed"]
+        assert [one.mean for one in ranked] == [0.75, 0.5, 0.25, None]
+    assert rank(points, "eval_loss")[0].values["is"] == "low"

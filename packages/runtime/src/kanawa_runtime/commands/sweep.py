@@ -90,7 +90,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with", dest="launch", metavar="'LAUNCHER …'", help="submit each run by `kanawa launch`, with these arguments"
     )
-    parser.add_argument("--metric", metavar="NAME", help="rank by this key of `report --json` (default: eval_loss)")
+    parser.add_argument(
+        "--metric", metavar="NAME", help="rank by this key of `report --json` (default: reward, else eval_loss)"
+    )
     json_argument(parser)
 
 

@@ -12,7 +12,9 @@ from kanawa.errors import UsageError
 from kanawa_runtime.report.figures import run_figures
 
 #: What runs are ranked by where nothing is asked for: the first that they have.
-METRICS = ("eval_loss", "loss")
+METRICS = ("reward", "eval_loss", "loss")
+#: Figures of which more is better; of all others less is.
+HIGHEST_FIRST = frozenset({"reward", "tokens_per_second", "mfu"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +30,10 @@ class Ranked:
 
 
 def rank(points: Sequence[tuple[Mapping[str, str], Sequence[Path]]], metric: str | None = None) -> list[Ranked]:
-    """Returns points, each with its runs, the lowest mean first and those without one last.
+    """Returns points, each with its runs, the best mean first and those without one last.
 
-    `metric` is a key of `report --json`. Raises UsageError for one that runs don't have.
+    The best is the lowest, or the highest of HIGHEST_FIRST. `metric` is a key of `report --json`. Raises UsageError
+    for one that runs don't have.
     """
     figures = {path: _figures(path) for _, paths in points for path in paths}
     known = [record for record in figures.values() if record is not None]
@@ -40,7 +43,8 @@ def rank(points: Sequence[tuple[Mapping[str, str], Sequence[Path]]], metric: str
         message = f"no run has the figure {metric!r}; there are {names}"
         raise UsageError(message)
     ranked = [_ranked(values, {path: figures[path] for path in paths}, chosen) for values, paths in points]
-    return sorted(ranked, key=lambda one: math.inf if one.mean is None or math.isnan(one.mean) else one.mean)
+    sign = -1 if chosen in HIGHEST_FIRST else 1
+    return sorted(ranked, key=lambda one: math.inf if one.mean is None or math.isnan(one.mean) else sign * one.mean)
 
 
 def _figures(path: Path) -> dict[str, Any] | None:
