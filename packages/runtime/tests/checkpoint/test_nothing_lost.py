@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -123,6 +124,18 @@ def test_an_io_error_is_not_damage(tmp_path, monkeypatch, file):
     assert checkpointer.steps() == [1, 2]
     restored = checkpointer.restore(abstract(make_trees()))
     assert restored.step == 2
+    checkpointer.close()
+
+
+@pytest.mark.parametrize("file", ["params/_METADATA", "params/manifest.ocdbt"])
+def test_a_pipe_among_a_steps_files_is_not_waited_for(tmp_path, file):
+    checkpointer = saved(tmp_path, 1, 2)
+    pipe = tmp_path / "2" / file
+    pipe.unlink()
+    os.mkfifo(pipe)
+    restored = checkpointer.restore(abstract(make_trees()))
+    assert restored.step == 1
+    assert any("is a pipe, expected an ordinary file" in reason for reason in restored.damaged[2])
     checkpointer.close()
 
 

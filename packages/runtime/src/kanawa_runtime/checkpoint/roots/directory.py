@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from kanawa.contracts import Lease, LeaseLostError
+from kanawa.guarded_read import check_readable
 
 from kanawa_runtime.checkpoint import layout
 from kanawa_runtime.checkpoint.array_store import read_arrays, read_text
@@ -113,16 +114,24 @@ class DirectoryRoot(Root):
             return str(layout.set_aside(self.folder, step, reason))
 
     def arrays(self, step: int, manifest: Manifest, item: str, leaves: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Returns arrays of one item, in either format."""
+        """Returns arrays of one item, in either format; raises UnreadableFileError for a pipe or a device among it."""
+        self._check_kinds(step, item)
         if manifest.is_sharded:
             return super().arrays(step, manifest, item, leaves)
         return read_arrays(self.folder / str(step), item, leaves)
 
     def text(self, step: int, manifest: Manifest, name: str) -> Any:
         """Returns one of the JSON items, in either format."""
+        self._check_kinds(step, name)
         if manifest.is_sharded:
             return super().text(step, manifest, name)
         return read_text(self.folder / str(step), name)
+
+    def _check_kinds(self, step: int, item: str) -> None:
+        """Looks at the files of an item, which another library opens: of a pipe it would wait for ever."""
+        for path in (self.folder / str(step) / item).rglob("*"):
+            if not path.is_dir():
+                check_readable(path)
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
