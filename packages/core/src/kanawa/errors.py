@@ -56,6 +56,12 @@ class PluginError(KanawaError):
     """An installed plugin is broken, incompatible or in conflict."""
 
 
+class AmbiguousNameError(PluginError):
+    """A bare name that several distributions claim was asked for."""
+
+    exit_code = UsageError.exit_code
+
+
 class ModuleError(KanawaError):
     """A module was declared or called in a way that can't work."""
 

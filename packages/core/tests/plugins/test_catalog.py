@@ -55,6 +55,7 @@ def test_two_claims_are_an_error_until_one_is_named(fake_distribution):
         component("layers", "x")
     assert "fake-a:x (1.0, fake_thing:Thing), fake-b:x (1.0, fake_thing:Other)" in str(error.value)
     assert "distribution:x" in str(error.value)
+    assert error.value.exit_code == 2, "the command line said too little"
     assert component("layers", "fake-b:x").__name__ == "Other"
     assert {c.state for c in host().components("layers") if c.name == "x"} == {"conflict"}
     assert host().name_of(component("layers", "fake-a:x")) == "fake-a:x"

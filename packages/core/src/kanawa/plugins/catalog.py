@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kanawa.errors import INTERRUPTIONS, PluginError, UnknownNameError, did_you_mean
+from kanawa.errors import INTERRUPTIONS, AmbiguousNameError, PluginError, UnknownNameError, did_you_mean
 from kanawa.plugins.discovery import CORE, normalise, own_packages, packages_by_extra
 from kanawa.plugins.states import SKIP_VARIABLE, ComponentState, Failure, State
 from kanawa.status import stage
@@ -93,7 +93,7 @@ class Catalog:
         if in_conflict and (not distribution or len(claimants) > 1):
             meant = _meant(claimants, asker)
             if meant is None:
-                raise PluginError(ambiguous(claimants.values()))
+                raise AmbiguousNameError(ambiguous(claimants.values()))
             return meant
         # In conflict only with a distribution named: without one the line above has raised.
         usable = [p for p, s in claimants.items() if s.state.usable]
