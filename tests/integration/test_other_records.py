@@ -37,11 +37,11 @@ EXPERIMENTS = {
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_trains_evaluates_and_resumes(tmp_path, name):
     cfg = EXPERIMENTS[name]()
-    run = kn.train(cfg, run=tmp_path / "run", progress=False)
+    run = kn.train(cfg, run=tmp_path / "run", on="cpu", progress=False)
     assert (run.outcome.step, len(run.losses)) == (STEPS, STEPS)
     # Nothing can be learned of random tokens.
     assert name == "bert" or min(run.losses[-3:]) < run.losses[0]
-    kn.train(cfg, run=tmp_path / "cut", steps=6, set={"steps": STEPS}, progress=False)
-    assert kn.train(cfg, run=tmp_path / "cut", progress=False).losses == run.losses
+    kn.train(cfg, run=tmp_path / "cut", steps=6, set={"steps": STEPS}, on="cpu", progress=False)
+    assert kn.train(cfg, run=tmp_path / "cut", on="cpu", progress=False).losses == run.losses
     if name != "bert":
         assert kn.open(run.directory).evaluate().scores["tokens"] == {"vit": 10, "t5": 80}[name]
