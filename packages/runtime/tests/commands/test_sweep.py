@@ -5,7 +5,7 @@ import os
 
 import pytest
 from kanawa.errors import UsageError
-from kanawa_runtime.commands.sweep import RECORD, Sweep, parse_grid, parse_seeds, read_sweep, table_text
+from kanawa_runtime.commands.sweep import RECORD, Sweep, parse_grid, parse_seeds, read_sweep, write_ranking
 from kanawa_runtime.report.ranking import rank
 
 
@@ -75,7 +75,7 @@ def test_a_run_gets_what_all_have_in_common_then_its_point_then_its_seed():
     assert sweep.arguments({"a": "1"}, 3) == words
 
 
-def test_points_are_ranked_by_the_mean_over_seeds(tmp_path):
+def test_points_are_ranked_by_the_mean_over_seeds(tmp_path, capsys):
     runs = {
         name: finished(tmp_path / name, loss) for name, loss in {"a0": 2.0, "a1": 4.0, "b0": 2.5, "b1": 2.5}.items()
     }
@@ -90,7 +90,8 @@ def test_points_are_ranked_by_the_mean_over_seeds(tmp_path):
     assert (ranked[1].mean, ranked[1].deviation) == (3.0, pytest.approx(2**0.5))
     assert ranked[2].mean is None
     assert ranked[2].missing == {"c0": "failed at step 2", "c1": "not started"}
-    lines = table_text(ranked).splitlines()
+    write_ranking(ranked)
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["rate", "mean", "deviation", "runs"]
     assert lines[1].split() == ["2", "2.5", "0", "2"]
     assert "c0: failed at step 2, c1: not started" in lines[3]

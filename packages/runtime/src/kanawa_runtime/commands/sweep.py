@@ -98,7 +98,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains or submits what is missing and writes the table; returns 0, or the exit code of the first that failed."""
-    from kanawa.cli.output import write, write_json
+    from kanawa.cli.output import write_json
 
     ranks_only = Path(args.experiment, RECORD).exists()
     folder = Path(args.experiment if ranks_only else args.directory or f"runs/{Path(args.experiment).name}-sweep")
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json({"sweep": str(folder), "points": [dataclasses.asdict(one) for one in ranked]})
     else:
-        write(table_text(ranked))
+        write_ranking(ranked)
     return code
 
 
@@ -152,8 +152,10 @@ def parse_seeds(text: str) -> list[int]:
     return [int(number) for number in numbers] if len(numbers) > 1 else list(range(int(numbers[0])))
 
 
-def table_text(ranked: Sequence[Ranked]) -> str:
-    """Returns the ranked points as an aligned table."""
+def write_ranking(ranked: Sequence[Ranked]) -> None:
+    """Writes the ranked points as a table."""
+    from kanawa.cli.output import write_table
+
     head = [*(ranked[0].values if ranked else ()), "mean", "deviation", "runs", ""]
     rows = []
     for one in ranked:
@@ -161,9 +163,7 @@ def table_text(ranked: Sequence[Ranked]) -> str:
         mean = "-" if one.mean is None else f"{one.mean:.5g}"
         deviation = "-" if one.deviation is None else f"{one.deviation:.2g}"
         rows.append([*one.values.values(), mean, deviation, str(len(one.scores)), missing])
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
-    return "\n".join(line.rstrip() for line in lines)
+    write_table(head, rows)
 
 
 def _asked(args: argparse.Namespace) -> Sweep:
