@@ -132,7 +132,7 @@ def test_records(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{oops", r"data\.jsonl:2: not JSON: .* at column 2"),
-        ("[1]", r"data\.jsonl:2: found a list, expected an object with a 'text' field"),
+        ("[1]", r"data\.jsonl:2: found a list, expected an object"),
         ('{"txt": "a"}', r"data\.jsonl:2: no field 'text'; did you mean 'txt'\?"),
         ('{"text": 3}', r"data\.jsonl:2: field 'text' is a int, expected a string"),
     ],

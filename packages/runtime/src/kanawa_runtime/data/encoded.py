@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from kanawa.local_path import cache_folder
 
 from kanawa_runtime.compile_cache import CheckedFiles
 from kanawa_runtime.data.corpus import Corpus, Document, Split
+from kanawa_runtime.data.errors import RowError
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import tokenizer_from_bytes
 
@@ -52,17 +53,29 @@ def cached(kind: str, key: str, build: Callable[[], bytes], parse: Callable[[byt
 _VERSION = "2"
 
 
+class Example(NamedTuple):
+    """One example: `ids` int32 [tokens], at least two, and the weight of each as a target.
+
+    The first id is no target. `weights` None weighs all others 1.
+    """
+
+    ids: np.ndarray
+    weights: np.ndarray | None = None
+
+
 class EncodedDocuments(NamedTuple):
-    """Document d is `ids[offsets[d]:offsets[d + 1]]`: its begin token, its text, its end token."""
+    """Example d is `ids[offsets[d]:offsets[d + 1]]`; of text: a begin token, the text, an end token."""
 
     ids: np.ndarray
     offsets: np.ndarray
-    #: Bytes of all texts, as they were before encoding.
-    num_bytes: int
+    #: Bytes of all texts, as they were before encoding; 0 where examples aren't plain text.
+    num_bytes: int = 0
+    #: The weight of each id as a target, float32 like `ids`; None is 1 everywhere.
+    weights: np.ndarray | None = None
 
     @property
     def num_predictions(self) -> np.ndarray:
-        """Tokens each document asks for, int64 [documents]: all but its begin token."""
+        """Tokens each example asks for, int64 [examples]: all but its first."""
         return np.diff(self.offsets) - 1
 
 
@@ -85,28 +98,55 @@ def encoded_documents(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> Enc
     return cached("encoded", key, build, _parse)
 
 
-def encode_all(documents: Sequence[Document], tokenizer: Tokenizer) -> EncodedDocuments:
-    """Returns `documents` encoded, in uint16 where the vocabulary allows it."""
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    bos, eos = np.array([tokenizer.bos_id], dtype), np.array([tokenizer.eos_id], dtype)
+def cached_examples(
+    parts: Sequence[str], examples: Callable[[], Iterable[Example]], vocab_size: int
+) -> EncodedDocuments:
+    """Returns examples through the cache; `parts` name everything they depend on.
+
+    Raises RowError where there is no example.
+    """
+    key = cache_key(_VERSION, *parts)
+    return cached("encoded", key, lambda: _to_bytes(join(examples(), vocab_size)), _parse)
+
+
+def text_example(document: Document, tokenizer: Tokenizer) -> Example:
+    """Returns a document's ids between its begin and end tokens."""
+    return Example(np.concatenate([[tokenizer.bos_id], tokenizer.encode(document.data), [tokenizer.eos_id]]))
+
+
+def join(examples: Iterable[Example], vocab_size: int, num_bytes: int = 0) -> EncodedDocuments:
+    """Returns examples as one, the ids in uint16 where the vocabulary allows it."""
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
     parts: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
     lengths = [0]
-    for document in documents:
-        ids = tokenizer.encode(document.data).astype(dtype)
-        parts += [bos, ids, eos]
-        lengths.append(len(ids) + 2)
-    num_bytes = sum(len(document.data) for document in documents)
-    return EncodedDocuments(np.concatenate(parts), np.cumsum(lengths), num_bytes)
+    for ids, weighed in examples:
+        parts.append(ids.astype(dtype))
+        if weighed is not None:
+            weights.append(weighed.astype(np.float32))
+        lengths.append(len(ids))
+    if not parts:
+        message = "there is no example to make rows from"
+        raise RowError(message)
+    together = np.concatenate(weights) if weights else None
+    return EncodedDocuments(np.concatenate(parts), np.cumsum(lengths), num_bytes, together)
 
 
 def _encode(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> bytes:
-    encoded = encode_all(corpus.documents(split), tokenizer)
+    documents = corpus.documents(split)
+    num_bytes = sum(len(document.data) for document in documents)
+    return _to_bytes(join((text_example(d, tokenizer) for d in documents), tokenizer.vocab_size, num_bytes))
+
+
+def _to_bytes(encoded: EncodedDocuments) -> bytes:
     buffer = io.BytesIO()
-    np.savez(buffer, ids=encoded.ids, offsets=encoded.offsets, num_bytes=encoded.num_bytes)
+    arrays = {name: array for name, array in encoded._asdict().items() if array is not None}
+    np.savez(buffer, **arrays)
     return buffer.getvalue()
 
 
 def _parse(payload: bytes) -> EncodedDocuments:
     # Others may write to the cache's folder, and unpickling runs what it reads.
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-        return EncodedDocuments(arrays["ids"], arrays["offsets"], int(arrays["num_bytes"]))
+        weights = arrays.get("weights")
+        return EncodedDocuments(arrays["ids"], arrays["offsets"], int(arrays["num_bytes"]), weights)

@@ -1,50 +1,28 @@
-"""Rows of text: a corpus, a tokenizer and a packing joined into the `DataSource` contract."""
+"""Rows of text: a corpus and a tokenizer, packed."""
 
 import functools
-import hashlib
-import json
 from collections.abc import Iterator
 
 import numpy as np
-from kanawa.config import Size, to_json
 from kanawa.contracts.data import DataSource
 
 from kanawa_runtime.data.corpus import Corpus, EmbeddedCorpus, Split
-from kanawa_runtime.data.encoded import EncodedDocuments, encoded_documents, fitted_tokenizer
-from kanawa_runtime.data.packing import BestFitPacking, Packing
+from kanawa_runtime.data.encoded import EncodedDocuments, Example, encoded_documents, fitted_tokenizer, text_example
+from kanawa_runtime.data.packed import PackedSource
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.data.windows import RowPlan
 
 
-class TextSource(DataSource):
-    """Packed rows of a corpus; each token of the split is predicted exactly once an epoch.
+class TextSource(PackedSource):
+    """Packed rows of a corpus: a document is predicted from its begin token to its end token."""
 
-    A document is predicted from its begin token to its end token. A piece that continues a document
-    takes the last predicted token as its first input, so cutting loses context but no target.
-    Building the source reads nothing; the corpus is opened at the first row.
-    """
-
-    class Config(DataSource.Config):
-        #: The data's digest identifies the tokenizer; its location may change.
-        PLACEMENT = ("tokenizer_file",)
+    class Config(PackedSource.Config):
+        CONTENT = ("corpus", "tokenizer")
 
         corpus: Corpus.Config = EmbeddedCorpus.Config()
+        #: Learned from the corpus unless `tokenizer_file` names a saved one.
         tokenizer: Tokenizer.Config = BytePairTokenizer.Config()
-        #: A tokenizer to use instead of learning one for the corpus: a saved one, or a Hugging Face model's folder.
-        tokenizer_file: str | None = None
-        packing: Packing.Config = BestFitPacking.Config()
-        split: Split = "train"
-        shuffle: bool = True
-        #: None repeats for ever.
-        epochs: Size | None = None
-        #: Documents packed and shuffled together; part of the row order.
-        window_documents: Size = 4096
-
-        def set_tokenizer_file(self, file: str) -> None:
-            """Sets the tokenizer to use instead of learning one."""
-            self.set(tokenizer_file=file)
 
     @functools.cached_property
     def corpus(self) -> Corpus:
@@ -67,75 +45,30 @@ class TextSource(DataSource):
         untrained: Tokenizer = self.config.tokenizer.clone().build()
         return untrained.vocab_size
 
+    @property
+    def content_digest(self) -> str:
+        """The corpus's digest."""
+        return self.corpus.digest
+
+    def read_examples(self, split: Split) -> Iterator[Example]:
+        """Yields each document between its begin and end tokens."""
+        tokenizer = self.tokenizer
+        return (text_example(document, tokenizer) for document in self.corpus.documents(split))
+
     @functools.cached_property
-    def _encoded(self) -> EncodedDocuments:
+    def encoded(self) -> EncodedDocuments:
+        """All documents of the split, through the cache."""
         return encoded_documents(self.corpus, self.config.split, self.tokenizer)
 
-    @functools.cached_property
-    def _packing(self) -> Packing:
-        packing: Packing = self.config.packing.clone().build()
-        return packing
-
-    @functools.cached_property
-    def _plan(self) -> RowPlan:
-        cfg = self.config
-        return RowPlan(
-            self._encoded.num_predictions,
-            cfg.sequence_length,
-            self._packing,
-            window_documents=cfg.window_documents,
-            seed=cfg.seed,
-            shuffle=cfg.shuffle,
-            epochs=cfg.epochs,
-        )
-
-    @property
-    def num_rows(self) -> int | None:
-        """Rows in all epochs; None when they repeat for ever."""
-        return None if self.config.epochs is None else self._plan.num_rows
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Sha256 (hex) over the text, the tokenizer and every setting of the row order."""
-        settings = to_json(self.config)
-        # Where text and tokenizer lie doesn't matter; their content enters by digest.
-        for field in ("corpus", "tokenizer", "tokenizer_file"):
-            settings.pop(field, None)
-        parts = [self.corpus.digest, self.tokenizer.digest, settings]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-    def row(self, index: int) -> dict[str, np.ndarray]:
-        """Returns row `index`; see `DataSource.row`."""
-        length = self.config.sequence_length
-        row = empty_row(length, self.tokenizer.pad_id)
-        ids, offsets = self._encoded.ids, self._encoded.offsets
-        separate = self._packing.config.separate_documents
-        filled = 0
-        for number, piece in enumerate(self._plan.row(index), 1):
-            here = slice(filled, filled + piece.length)
-            begin = int(offsets[piece.document]) + piece.start
-            # A piece of n predictions reads n + 1 ids, of which neighbouring pieces share one.
-            row["input_ids"][here] = ids[begin : begin + piece.length]
-            row["target_ids"][here] = ids[begin + 1 : begin + piece.length + 1]
-            row["positions"][here] = np.arange(piece.length) if separate else np.arange(here.start, here.stop)
-            row["segment_ids"][here] = number if separate else 1
-            row["loss_weights"][here] = 1.0
-            filled = here.stop
-        return row
-
-    def held_out(self) -> "TextSource | None":
+    def held_out(self) -> DataSource | None:
         """Returns the validation split, once through in order; None where the corpus holds nothing out."""
-        if self.config.corpus.validation_one_in == 0:
-            return None
-        return self.once("validation")
+        return None if self.config.corpus.validation_one_in == 0 else self.once("validation")
 
-    def once(self, split: Split | None = None) -> "TextSource":
-        """Returns the rows of a split, or of all documents, once through in order."""
-        cfg = self.config.clone().set(split=split or "train", epochs=1, shuffle=False)
+    def _once(self, split: Split | None) -> "TextSource.Config":
+        cfg: TextSource.Config = super()._once(split)
         if split is None:
             cfg.corpus.set(validation_one_in=0)
-        rows: TextSource = cfg.build()
-        return rows
+        return cfg
 
     def documents(self, split: Split) -> Iterator[bytes]:
         """Yields the bytes of each document of a split."""
@@ -152,16 +85,5 @@ class TextSource(DataSource):
 
         Some put a space in front or normalise. Over a whole split the sum is then exact, as is nats per byte.
         """
-        spelled = int(self.tokenizer.byte_lengths[self._encoded.ids].sum(dtype=np.int64))
-        return self._encoded.num_bytes / spelled if spelled else 1.0
-
-
-def empty_row(length: int, pad_id: int = 0) -> dict[str, np.ndarray]:
-    """Returns a row of padding: segment 0 and weight 0 throughout."""
-    return {
-        "input_ids": np.full(length, pad_id, np.int32),
-        "target_ids": np.full(length, pad_id, np.int32),
-        "positions": np.zeros(length, np.int32),
-        "segment_ids": np.zeros(length, np.int32),
-        "loss_weights": np.zeros(length, np.float32),
-    }
+        spelled = int(self.tokenizer.byte_lengths[self.encoded.ids].sum(dtype=np.int64))
+        return self.encoded.num_bytes / spelled if spelled else 1.0

@@ -4,8 +4,9 @@ import codecs
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from kanawa.config import REQUIRED
 from kanawa.errors import did_you_mean
@@ -118,6 +119,20 @@ def _explained(root: Path, pattern: str, folder: Path) -> str:
 _OTHER_MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
+def named_files(patterns: Iterable[str], root: Path) -> list[tuple[str, Path]]:
+    """Returns (name relative to `root`, path) of every file once, by name; raises CorpusError for a fruitless glob."""
+    named = {
+        Path(os.path.relpath(file, root)).as_posix(): file
+        for pattern in patterns
+        for file in matching_files(root, pattern)
+    }
+    once: dict[str, tuple[str, Path]] = {}
+    for name, file in sorted(named.items()):
+        # A file under two names, through a link, could be in both splits: training on what is held out.
+        once.setdefault(os.path.realpath(file), (name, file))
+    return sorted(once.values())
+
+
 class FileCorpus(Corpus):
     """What corpora of a user's files share: patterns, and names relative to a root."""
 
@@ -131,18 +146,8 @@ class FileCorpus(Corpus):
         root: str = "."
 
     def paths(self) -> list[tuple[str, Path]]:
-        """Returns (name, path) of every file once, by name; raises CorpusError for a fruitless glob."""
-        root = Path(self.config.root)
-        named = {
-            Path(os.path.relpath(file, root)).as_posix(): file
-            for pattern in self.config.files
-            for file in matching_files(root, pattern)
-        }
-        once: dict[str, tuple[str, Path]] = {}
-        for name, file in sorted(named.items()):
-            # A file under two names, through a link, could be in both splits: training on what is held out.
-            once.setdefault(os.path.realpath(file), (name, file))
-        return sorted(once.values())
+        """Returns (name, path) of every file; see `named_files`."""
+        return named_files(self.config.files, Path(self.config.root))
 
     def describe(self) -> str:
         """Returns the corpus's kind with its patterns."""
@@ -178,24 +183,13 @@ class JsonLines(FileCorpus):
     def read(self) -> Iterator[Document]:
         """Yields documents named `path:line`; raises CorpusError that names a bad record's line."""
         for name, path in self.paths():
-            # Bytes end lines at CR and LF alone; str.splitlines would also cut at U+2028, which JSON may hold as it is.
-            for number, line in enumerate(read_text(path).splitlines(), 1):
-                if not line.strip():
-                    continue
-                text = self._text(line, f"{path}:{number}")
+            for number, record in json_lines(path):
+                text = self._text(record, f"{path}:{number}")
                 if text.strip():
                     yield Document(f"{name}:{number}", text)
 
-    def _text(self, line: bytes, place: str) -> bytes:
+    def _text(self, record: dict[str, Any], place: str) -> bytes:
         field = self.config.field
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            message = f"{place}: not JSON: {error.msg} at column {error.colno}; each line must be one object"
-            raise CorpusError(message) from error
-        if not isinstance(record, dict):
-            message = f"{place}: found a {type(record).__name__}, expected an object with a {field!r} field"
-            raise CorpusError(message)
         if field not in record:
             message = f"{place}: no field {field!r}{did_you_mean(field, record)}"
             raise CorpusError(message)
@@ -205,6 +199,23 @@ class JsonLines(FileCorpus):
             raise CorpusError(message)
         # A lone surrogate has no UTF-8 form, and json lets it through.
         return text.encode("utf-8", "replace")
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line, object) of a JSON Lines file, lines counted from 1, blank ones skipped."""
+    # Bytes end lines at CR and LF alone; str.splitlines would also cut at U+2028, which JSON may hold as it is.
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            message = f"{path}:{number}: not JSON: {error.msg} at column {error.colno}; each line must be one object"
+            raise CorpusError(message) from error
+        if not isinstance(record, dict):
+            message = f"{path}:{number}: found a {type(record).__name__}, expected an object"
+            raise CorpusError(message)
+        yield number, record
 
 
 def read_text(path: Path) -> bytes:

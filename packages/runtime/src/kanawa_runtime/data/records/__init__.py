@@ -1,0 +1,1 @@
+"""Records of files: what examples of text, chats, pairs and tasks are made of."""
