@@ -85,9 +85,18 @@ def test_state_comes_to_the_device_only_where_it_waits_elsewhere():
 
 @pytest.mark.parametrize(
     ("shape", "spec"),
-    [((8, 6), P("fsdp", "tensor")), ((8, 1), P("fsdp", None)), ((1, 6), P(None, "tensor")), ((3,), P()), ((8,), P())],
+    [
+        ((8, 6), P("fsdp", "tensor")),
+        ((8, 1), P("fsdp", None)),
+        ((1, 6), P(None, "tensor")),
+        # A square of the rows, and one of blocks that no longer divide.
+        ((8, 8), P("fsdp", "tensor")),
+        ((8, 3), P("fsdp", None)),
+        ((3,), P()),
+        ((8,), P()),
+    ],
 )
-def test_state_lies_as_its_parameter_does_in_the_dimensions_they_share(shape, spec):
+def test_state_lies_as_its_parameter_does_in_the_dimensions_it_divides(shape, spec):
     param = spec_of((8, 6), P("fsdp", "tensor"))
     assert state_sharding(shape, param, replicated(MESH)).spec == spec
 
@@ -98,11 +107,10 @@ def test_state_of_a_parameter_without_a_mesh_has_none():
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
-def test_averaged_state_follows_its_parameter(shape, data):
-    averaged = tuple(data.draw(st.sampled_from([1, size])) for size in shape)
-    assert follows(averaged, tuple(shape))
-    assert not follows((*averaged, 1), tuple(shape))
-    assert not follows((shape[0] + 1, *averaged[1:]), tuple(shape))
+def test_state_follows_its_parameter_dimension_by_dimension(shape, data):
+    other = tuple(data.draw(st.sampled_from([1, size, 3 * size])) for size in shape)
+    assert follows(other, tuple(shape))
+    assert not follows((*other, 1), tuple(shape))
 
 
 STATE = ({"adam": {"mu": {"a.b": jnp.ones(2), "c": jnp.ones(3)}, "count": jnp.int32(0)}}, (jnp.zeros(1),))

@@ -16,6 +16,7 @@ from kanawa_runtime.learn.matrices import hidden_matrices, matrix_layout
 from kanawa_runtime.learn.muon import Muon, orthogonalised
 from kanawa_runtime.learn.schedule_free import ScheduleFreeAdamW
 from kanawa_runtime.learn.sgd import SGD
+from kanawa_runtime.learn.soap import Soap
 
 
 class TestAdamW(OptimizerConformance):
@@ -59,6 +60,14 @@ class TestScheduleFreeAdamW(OptimizerConformance):
 
     def config(self):
         return ScheduleFreeAdamW.Config()
+
+
+class TestSoap(OptimizerConformance):
+    learning_rate = 0.05
+    idle_updates = 1
+
+    def config(self):
+        return Soap.Config(interval=2)
 
 
 def constant(rate):

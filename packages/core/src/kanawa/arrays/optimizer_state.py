@@ -4,6 +4,7 @@ optax stores tuples of named tuples. In a checkpoint their positions would be na
 transform would rename everything after it; a path by transform, field and parameter stays the same.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,12 +70,15 @@ def parameter_of(path: str) -> str:
 
 
 def follows(shape: tuple[int, ...], param: tuple[int, ...]) -> bool:
-    """Returns whether a state array is shaped like its parameter, with 1 in dimensions that it averages."""
-    return len(shape) == len(param) and all(size in (1, whole) for size, whole in zip(shape, param, strict=True))
+    """Returns whether each dimension of a state array belongs to its parameter's dimension of the same number.
+
+    Sizes may differ: 1 where the state averages, another where it holds a matrix of one side, or a number per block.
+    """
+    return len(shape) == len(param)
 
 
 def state_sharding(shape: tuple[int, ...], param: jax.ShapeDtypeStruct, whole: Sharding | None) -> Sharding | None:
-    """Returns the sharding of a parameter's state array: the parameter's own in the dimensions they share.
+    """Returns the sharding of a parameter's state array: the parameter's own, in the dimensions that it divides.
 
     `whole` is that of an array which every device holds; it is for state that doesn't follow its parameter.
     """
@@ -85,8 +89,15 @@ def state_sharding(shape: tuple[int, ...], param: jax.ShapeDtypeStruct, whole: S
         return whole
     # A PartitionSpec may be shorter than the array: the dimensions it leaves out are whole.
     entries = (*placed.spec, *(None for _ in range(len(shape) - len(placed.spec))))
-    shared = (entry if size == full else None for entry, size, full in zip(entries, shape, param.shape, strict=True))
-    return NamedSharding(placed.mesh, PartitionSpec(*shared), memory_kind=placed.memory_kind)
+    sizes = placed.mesh.shape
+    spec = (entry if size % _num_parts(entry, sizes) == 0 else None for entry, size in zip(entries, shape, strict=True))
+    return NamedSharding(placed.mesh, PartitionSpec(*spec), memory_kind=placed.memory_kind)
+
+
+def _num_parts(entry: Any, sizes: Mapping[str, int]) -> int:
+    """Returns into how many parts an entry of a PartitionSpec cuts a dimension."""
+    names = () if entry is None else (entry,) if isinstance(entry, str) else entry
+    return math.prod(sizes[name] for name in names)
 
 
 def stored_in(leaf: jax.ShapeDtypeStruct, memory: str) -> jax.ShapeDtypeStruct:
