@@ -18,7 +18,8 @@ from kanawa.arrays.constrain import constrain
 from kanawa.arrays.init import normal, zeros
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, Config
-from kanawa.contracts import Batch, CausalLM, DataSource, FeedForward, Sequences, token_of_each_row
+from kanawa.contracts import Batch, CausalLM, DataSource, DrawnTargets, FeedForward, Sequences, token_of_each_row
+from kanawa.contracts.batch import DRAWN_ACCURACY
 from kanawa.module import Mean, Module, Sum, nowrap, scan, unstack
 
 FOLDER = str(Path(__file__).parent)
@@ -97,7 +98,11 @@ class TinyLM(CausalLM):
     def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
         """Adds the cross entropy and records the mean logit."""
         logits = self.logits(x)
-        chosen = jnp.take_along_axis(logits, batch.target_ids[..., None], -1)[..., 0]
+        targets = batch.target_ids
+        if isinstance(batch, DrawnTargets):
+            targets = jax.random.categorical(self.next_key(), logits)
+            self.record(DRAWN_ACCURACY, Mean.of(targets == batch.target_ids))
+        chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
         nats = (jax.nn.logsumexp(logits, -1) - chosen) * batch.loss_weights
         self.add_loss("cross_entropy", nats.sum(), batch.loss_weights.sum())
         self.record("logit", Mean.of(logits))

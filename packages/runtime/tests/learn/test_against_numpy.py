@@ -9,6 +9,7 @@ from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.lion import Lion
 from kanawa_runtime.learn.sgd import SGD
 from kanawa_runtime.learn.soap import Soap
+from kanawa_runtime.learn.sophia import Sophia
 
 STEPS, RATE, DECAY = 20, 3e-3, 0.1
 
@@ -31,12 +32,24 @@ def start(path):
     return np.random.default_rng([7, len(path)]).standard_normal(SPECS[path].shape).astype(np.float32)
 
 
+def curvature(step, path):
+    return np.square(np.random.default_rng([9, step, len(path)]).standard_normal(SPECS[path].shape)).astype(np.float32)
+
+
 def trained(config):
     transform = config.build().transformation(SPECS, lambda count: jnp.full((), RATE, jnp.float32))
     params = {path: jnp.asarray(start(path)) for path in SPECS}
-    state, update = transform.init(params), jax.jit(transform.update)
+
+    @jax.jit
+    def update(grads, state, params, known):
+        extra = {"curvature": lambda: known} if config._target.uses_curvature else {}
+        return transform.update(grads, state, params, **extra)
+
+    state = transform.init(params)
     for step in range(STEPS):
-        changes, state = update({path: jnp.asarray(gradients(step, path)) for path in SPECS}, state, params)
+        known = {path: jnp.asarray(curvature(step, path)) for path in SPECS}
+        grads = {path: jnp.asarray(gradients(step, path)) for path in SPECS}
+        changes, state = update(grads, state, params, known)
         params = {path: params[path] + changes[path] for path in SPECS}
     return params
 
@@ -117,6 +130,18 @@ def momentum():
     return rule
 
 
+def sophia_of(path):
+    state = {"m": 0.0, "h": 0.0}
+
+    def rule(g, step):
+        state["m"] = 0.96 * state["m"] + 0.04 * g
+        if step % 4 == 0:
+            state["h"] = 0.99 * state["h"] + 0.01 * curvature(step, path)
+        return np.clip(state["m"] / np.maximum(20.0 * state["h"], 1e-12), -1.0, 1.0)
+
+    return rule
+
+
 def soap_of(path):
     # Of a 5 x 8 matrix only the short side, as `max_side` says: 8 columns of one gradient have no basis but by chance.
     sides = {"norm.scale": None, "wide.weight": (0,)}.get(path, (0, 1))
@@ -127,6 +152,7 @@ CASES = {
     "adamw": (AdamW.Config(weight_decay=DECAY), lambda path: Adam(0.9, 0.95)),
     "lion": (Lion.Config(weight_decay=DECAY), lambda path: lion()),
     "sgd": (SGD.Config(momentum=0.5, weight_decay=DECAY), lambda path: momentum()),
+    "sophia": (Sophia.Config(interval=4, gamma=20.0, weight_decay=DECAY), sophia_of),
     "soap": (Soap.Config(interval=3, max_side=6, weight_decay=DECAY), soap_of),
 }
 

@@ -17,6 +17,7 @@ from kanawa_runtime.learn.muon import Muon, orthogonalised
 from kanawa_runtime.learn.schedule_free import ScheduleFreeAdamW
 from kanawa_runtime.learn.sgd import SGD
 from kanawa_runtime.learn.soap import Soap
+from kanawa_runtime.learn.sophia import Sophia
 
 
 class TestAdamW(OptimizerConformance):
@@ -68,6 +69,11 @@ class TestSoap(OptimizerConformance):
 
     def config(self):
         return Soap.Config(interval=2)
+
+
+class TestSophia(OptimizerConformance):
+    def config(self):
+        return Sophia.Config(interval=2)
 
 
 def constant(rate):

@@ -27,6 +27,18 @@ class Batch(NamedTuple):
         return cls(inputs, targets, None, None, jnp.ones(targets.shape, jnp.float32))
 
 
+DRAWN_ACCURACY = "drawn_accuracy"
+
+
+class DrawnTargets(Batch):
+    """A Batch whose loss draws its own targets from the model's distribution instead, to measure curvature.
+
+    A loss that does so records the metric `DRAWN_ACCURACY`: how often it drew the true target.
+    """
+
+    __slots__ = ()
+
+
 #: Logical axes of each field, in the legend of `kanawa.arrays.axes`.
 BATCH_AXES: Any = Batch._make([("batch", "length")] * 5)
 

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import REQUIRED, Config, Configurable, NonNegative
@@ -23,7 +23,12 @@ class Optimizer(Configurable):
 
     Parameters, gradients and every per-parameter state are flat dictionaries keyed by parameter path, so a
     checkpoint can name each array as `transform/path` and survive a change of optax's tuple layout.
+
+    With `uses_curvature`, `update` takes the keyword `curvature`: a function without arguments that returns an estimate
+    of the Hessian's diagonal by parameter path. It costs as much as a gradient; call it inside `jax.lax.cond`.
     """
+
+    uses_curvature: ClassVar[bool] = False
 
     @abc.abstractmethod
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> GradientTransformation:

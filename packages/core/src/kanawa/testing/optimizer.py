@@ -1,6 +1,7 @@
 """Conformance of an optimizer: state that follows the parameters, ParamSpec traits respected, and it descends."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -14,6 +15,13 @@ from kanawa.contracts import GradientTransformation
 from kanawa.testing.conformance import ConfiguredConformance
 
 Flat = dict[str, jax.Array]
+
+
+@dataclasses.dataclass
+class _Transformation:
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
 
 #: One parameter of each kind a model has: looked up, vector, matrix, several heads, stacked layers, experts.
 SPECS = {
@@ -47,8 +55,20 @@ class OptimizerConformance(ConfiguredConformance):
 
     def transform(self, specs: dict[str, ParamSpec] = SPECS) -> GradientTransformation:
         """Returns the transformation at that rate."""
-        result: GradientTransformation = self.config().build().transformation(specs, self.schedule)
-        return result
+        return self._of(self.config(), specs)
+
+    def _of(self, cfg: Any, specs: dict[str, ParamSpec]) -> GradientTransformation:
+        """Returns the transformation; where it uses curvature, that of a quadratic whose Hessian is 2."""
+        optimizer = cfg.build()
+        result: GradientTransformation = optimizer.transformation(specs, self.schedule)
+        if not optimizer.uses_curvature:
+            return result
+
+        def update(grads: Flat, state: Any, params: Flat) -> Any:
+            two = {path: jnp.full_like(grad, 2.0) for path, grad in grads.items()}
+            return result.update(grads, state, params, curvature=lambda: two)
+
+        return _Transformation(result.init, update)
 
     def arrays(self, seed: int, specs: dict[str, ParamSpec] = SPECS) -> Flat:
         """Returns normal arrays of the parameters' shapes."""
@@ -157,7 +177,7 @@ class OptimizerConformance(ConfiguredConformance):
         params, grads = self.arrays(0), [self.arrays(1)] * (self.idle_updates + 1)
 
         def changes(decay: float) -> Flat:
-            transform = cfg.clone(weight_decay=decay).build().transformation(SPECS, self.schedule)
+            transform = self._of(cfg.clone(weight_decay=decay), SPECS)
             return self._at_rest(transform, params, grads)[-1]
 
         without, with_decay = changes(0.0), changes(0.1)

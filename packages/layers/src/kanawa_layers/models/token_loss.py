@@ -2,9 +2,12 @@
 
 import abc
 
+import jax
+import jax.numpy as jnp
 import kanawa as kn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from kanawa.contracts import Batch
+from kanawa.contracts.batch import DRAWN_ACCURACY, DrawnTargets
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 
 from kanawa_layers.models.head import Head
@@ -60,19 +63,45 @@ class CrossEntropy(TokenLoss):
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
         """Adds the loss of the logits that `head` computes."""
         cfg, train = self.config, self.train
+        targets, plain = batch.target_ids, not train
+        if isinstance(batch, DrawnTargets):
+            targets, plain = drawn_targets(head, x, self.next_key()), True
+            correct = jnp.sum(jnp.where(targets == batch.target_ids, batch.loss_weights, 0.0))
+            self.record(DRAWN_ACCURACY, kn.Mean(correct, jnp.sum(batch.loss_weights)))
         total, count, extra = softmax_cross_entropy(
             # The scale multiplies [B, T, E], since logits, [B, T, V], never exist as a whole.
             head.scaled(x),
             head.weight(),
-            batch.target_ids,
+            targets,
             batch.loss_weights,
             tied=head.tied,
             logit_cap=head.config.logit_cap,
-            z_loss=cfg.z_loss if train else 0.0,
-            label_smoothing=cfg.label_smoothing if train else 0.0,
+            z_loss=0.0 if plain else cfg.z_loss,
+            label_smoothing=0.0 if plain else cfg.label_smoothing,
         )
         self.add_loss("cross_entropy", total, count, cfg.coefficient, primary=True)
         if not train:
             self.record("accuracy", kn.Mean(extra["correct"], count))
         elif cfg.z_loss or cfg.label_smoothing:
             self.record("nll", kn.Mean(extra["nll"], count))
+
+
+#: Positions whose logits exist at one time while targets are drawn.
+_DRAWN_TOGETHER = 256
+
+
+def drawn_targets(head: Head, x: Float[Array, "B T E"], key: jax.Array) -> Int[Array, "B T"]:
+    """Returns one target for each position, drawn from the distribution that `head` gives, int32."""
+    rows, length, _ = x.shape
+    x = jax.lax.stop_gradient(x)
+    if length <= _DRAWN_TOGETHER or length % _DRAWN_TOGETHER:
+        return jax.random.categorical(key, head.logits(x)).astype(jnp.int32)
+    parts = length // _DRAWN_TOGETHER
+    pieces = jnp.moveaxis(x.reshape(rows, parts, _DRAWN_TOGETHER, -1), 1, 0)
+
+    def draw(carry: None, piece: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        hidden, own_key = piece
+        return carry, jax.random.categorical(own_key, head.logits(hidden)).astype(jnp.int32)
+
+    drawn: jax.Array = kn.scan(draw, None, (pieces, jax.random.split(key, parts)))[1]
+    return jnp.moveaxis(drawn, 0, 1).reshape(rows, length)

@@ -1,7 +1,7 @@
 """The learner: gradients to new parameters, on flat dictionaries keyed by parameter path."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -158,8 +158,18 @@ class UpdateRule:
             return {**params, **self._average.evaluated(trained, opt)}
         return {**params, **self._optimizer.evaluated(trained, opt)}
 
-    def update(self, gradients: Flat, opt: Flat, params: Flat) -> tuple[Flat, Flat, dict[str, Metric]]:
-        """Returns parameters and state after one update, and the metrics `gradient_norm` and `learning_rate`."""
+    @property
+    def uses_curvature(self) -> bool:
+        """Whether `update` needs `curvature`."""
+        return self._optimizer.uses_curvature
+
+    def update(
+        self, gradients: Flat, opt: Flat, params: Flat, curvature: Callable[[], Flat] | None = None
+    ) -> tuple[Flat, Flat, dict[str, Metric]]:
+        """Returns parameters and state after one update, and the metrics `gradient_norm` and `learning_rate`.
+
+        `curvature` estimates the Hessian's diagonal where the optimizer `uses_curvature`; others don't call it.
+        """
         trained, grads = self._trained(params), self._trained(gradients)
         norm = global_norm(grads)
         metrics: dict[str, Metric] = {"gradient_norm": Last(norm)}
@@ -172,7 +182,8 @@ class UpdateRule:
             own = {path: leaf for path, leaf in opt.items() if path != RATE_FACTOR}
             own = own if self._average is None else without_average(own)
             state = from_flat(self._structure(trained), own)
-            updates, state = self._transform.update(self._clipped(grads, norm), state, trained)
+            extra = {"curvature": curvature} if self.uses_curvature else {}
+            updates, state = self._transform.update(self._clipped(grads, norm), state, trained, **extra)
         finally:
             # An array of this trace, and of no other.
             self._reported = self._factor = None

@@ -50,9 +50,10 @@ class Soap(ScheduledOptimizer):
 
     def _of_matrices(self, sides: Mapping[str, "_Sides"]) -> optax.GradientTransformation:
         def init(params: Flat) -> SoapState:
-            moments = ({path: jnp.zeros_like(param) for path, param in params.items()} for _ in range(2))
             # Each field has its own arrays: the step donates them.
-            return SoapState(jnp.zeros((), jnp.int32), *moments, *_squares(sides), *_squares(sides))
+            mu, nu = ({path: jnp.zeros_like(param) for path, param in params.items()} for _ in range(2))
+            (rows, columns), (row_basis, column_basis) = _squares(sides), _squares(sides)
+            return SoapState(jnp.zeros((), jnp.int32), mu, nu, rows, columns, row_basis, column_basis)
 
         def update(grads: Flat, state: SoapState, params: Flat | None = None) -> tuple[Flat, SoapState]:
             del params

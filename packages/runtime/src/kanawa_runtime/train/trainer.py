@@ -33,6 +33,7 @@ from kanawa_runtime.checkpoint import AutoCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.services.watchdog import Watchdog
+from kanawa_runtime.train.curvature import curvature_of
 from kanawa_runtime.train.gradients import WholeBatch, spoilt
 from kanawa_runtime.train.init_from import InitFrom
 from kanawa_runtime.train.policies import CheckpointPolicy, DivergencePolicy, EvaluationPolicy, HealthPolicy
@@ -154,7 +155,10 @@ class Trainer(Workload):
         grads, outputs = self.gradient_strategy.gradients(loss, trained, before.state, batch, key)
         grads = spoilt(grads, before.step)
         old = {"params": flatten_paths(before.params), "opt": on_device(before.opt)}
-        params, opt, metrics = self.rule.update(flatten_paths(grads), old["opt"], old["params"])
+        extra = {}
+        if self.rule.uses_curvature:
+            extra["curvature"] = curvature_of(self.gradient_strategy, loss, trained, before.state, batch, key)
+        params, opt, metrics = self.rule.update(flatten_paths(grads), old["opt"], old["params"], **extra)
         state = next_state(before.state, outputs)
         after = TrainState(before.step + 1, unflatten_paths(params), state, opt)
         new = {"params": params, "opt": opt, "state": flatten_paths(state)}
