@@ -34,6 +34,7 @@ from kanawa.config import Finite as Finite
 from kanawa.config import FloatDtype as FloatDtype
 from kanawa.config import Fraction as Fraction
 from kanawa.config import Modifier as Modifier
+from kanawa.config import Named as Named
 from kanawa.config import NonNegative as NonNegative
 from kanawa.config import Partial as Partial
 from kanawa.config import Positive as Positive

@@ -7,6 +7,9 @@ classes live beside the code that raises them and derive from one of these.
 import difflib
 from collections.abc import Iterable
 
+#: The exit code of what failed for now alone: the same command may succeed later.
+RETRY = 42
+
 
 class KanawaError(Exception):
     """Base of all errors raised on purpose; `exit_code` is what the command line returns."""

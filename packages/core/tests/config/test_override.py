@@ -4,13 +4,14 @@ import enum
 import json
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from kanawa.config import (
     REQUIRED,
     Config,
     Configurable,
+    Named,
     OverrideError,
     PathError,
     apply_override,
@@ -120,7 +121,7 @@ def test_catalog_names() -> None:
     assert type(model.norm) is RMSNorm.Config
 
 
-def catalog(name: str) -> list[Any]:
+def catalog(name: str, kind: str = "") -> list[Any]:
     meanings = {"rms": [RMSNorm], "norm": [math.sqrt, Norm], "root": [math.sqrt]}
     if name not in meanings:
         message = f"no component is named {name!r}{did_you_mean(name, meanings)}"
@@ -195,3 +196,17 @@ def test_refused(text: str, error: type[Exception], message: str) -> None:
         apply_override(model, text)
     assert message in str(caught.value)
     assert model == Model()
+
+
+def test_a_field_that_says_its_kind_hears_of_nothing_else():
+    class Owner(Config):
+        root: Annotated[Callable[..., Any], Named("roots")] = math.exp
+
+    def of_kind(name: str, kind: str = "") -> list[Any]:
+        assert kind == "roots"
+        return [math.sqrt]
+
+    connect_catalog(load=of_kind)
+    cfg = Owner()
+    apply_override(cfg, "root=root")
+    assert cfg.root is math.sqrt

@@ -112,3 +112,8 @@ def test_a_change_inside_a_bare_transform_is_refused():
 
     with pytest.raises(ContextError, match=r"emit\('output'\) is called inside a JAX transform"):
         kn.functional(Bare.Config().build())({}, {}, X, intervene={"output": lambda x, layer: x + 1.0})
+
+
+def test_what_is_no_function_is_refused_with_what_it_is():
+    with pytest.raises(EmissionError, match=r"intervene\['last'\] is a int, expected a function of the value and its"):
+        run({"last": 0})

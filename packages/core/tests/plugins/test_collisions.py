@@ -7,7 +7,7 @@ import pytest
 from kanawa.composition.program_traits import program_traits
 from kanawa.composition.target import parse_target
 from kanawa.errors import PluginError, TargetError
-from kanawa.plugins import component, host
+from kanawa.plugins import ask_each, component, host
 from kanawa.plugins.devices import device_spec_of_kind, device_specs, own_device
 
 DEVICES = """
@@ -139,3 +139,42 @@ def test_backends_that_contradict_each_other_stop_nobody(fake_distribution, capl
         "fake-a:fake-a and fake-b:fake-b contradict each other about programs for cpu: the first is believed; "
         "KANAWA_SKIP_PLUGINS=fake-b:fake-b leaves the other out"
     ]
+
+
+def test_many_names_of_two_distributions_are_one_line(fake_distribution, caplog):
+    names = [f"x{number} = fake_thing:Thing" for number in range(7)]
+    for name in ("fake-a", "fake-b"):
+        fake_distribution(name, {"kanawa.layers": names}, THING)
+    host().components()
+    (line,) = [line for line in warnings(caplog) if "claimed" in line]
+    assert line.startswith("7 names are claimed by fake-a and by fake-b: layers component 'x0', ")
+    assert line.endswith("leave one out: KANAWA_SKIP_PLUGINS=fake-a")
+
+
+ASKED = {
+    "fake_asked": """
+from kanawa.contracts import ExperimentTemplate
+
+class Good(ExperimentTemplate):
+    def refusal(self, model): ...
+    def with_data(self, *anything): ...
+    def answer(self): return "here"
+    def experiment(self, model, platform, devices): ...
+    def from_folder(self, folder, platform, devices): ...
+
+class Bad(Good):
+    def answer(self): raise KeyError("width")
+"""
+}
+
+
+def test_a_component_that_raises_where_all_are_asked_stops_nobody(fake_distribution, caplog):
+    fake_distribution("fake-a", {"kanawa.templates": ["bad = fake_asked:Bad", "good = fake_asked:Good"]}, ASKED)
+
+    def question(template):
+        return template.answer() if hasattr(template, "answer") else ""
+
+    answers = {state.name: answer for state, _, answer in ask_each("templates", question)}
+    assert answers["good"] == "here" and "bad" not in answers
+    (line,) = [line for line in warnings(caplog) if "'bad'" in line]
+    assert "KeyError: 'width'" in line and "KANAWA_SKIP_PLUGINS=fake-a leaves it out" in line

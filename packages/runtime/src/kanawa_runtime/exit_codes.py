@@ -7,9 +7,11 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from kanawa.errors import RETRY
+
 Verdict = Literal["done", "retry", "permanent"]
 
-DONE, USAGE, STOPPED, FIRST_INFRASTRUCTURE, LAST = 0, 2, 42, 127, 255
+DONE, USAGE, STOPPED, FIRST_INFRASTRUCTURE, LAST = 0, 2, RETRY, 127, 255
 #: The process wasn't asked to stop, and a restart may help: a peer or the storage was lost, or all hung.
 #: Systems count it, as they do a kill: where a process always crashes, Kubernetes may see the code of a peer first,
 #: and what isn't counted would start for ever. The codes of signals end at 192.
@@ -26,7 +28,11 @@ SIGNAL_BASE = 128
 TABLE = (
     (f"{DONE}", "done", "ends"),
     (f"{USAGE}", "usage: an unknown name, a wrong value, a directory of another run", "ends, failed"),
-    (f"{STOPPED}", "stopped on request, everything saved: the same command resumes", "starts again, not counted"),
+    (
+        f"{STOPPED}",
+        "stopped on request, everything saved, or what was read gave no answer: the same command again",
+        "starts again, not counted",
+    ),
     (
         f"{FIRST_INFRASTRUCTURE} to {LAST}",
         f"killed (128 and the signal's number), or another process, the machine or the storage was lost ({LOST})",

@@ -9,6 +9,7 @@ from kanawa.cli.main import main
 from kanawa.config import from_json
 from kanawa.plugins import Component, PluginHost, hookimpl, set_host
 from kanawa_runtime.launch import Launcher, Status
+from kanawa_runtime.launch.local.state import folder_of, held
 
 
 def launch(capsys, *words):
@@ -159,3 +160,35 @@ def test_a_stranger_s_engine_is_one_class(capsys, tmp_path, monkeypatch):
         assert launch(capsys, "paper", "--logs", "seven")[1] == "seven said nothing\n"
     finally:
         set_host(before)
+
+
+def test_what_is_of_a_run_is_passed_on(capsys):
+    words = ["--branch-from", "runs/a@3", "--leave-out", "4:5", "--eval-data", "a.txt", "--eval-data", "b=b.txt"]
+    command = list(job_of(capsys, "local", "tiny-lm", "--run", "runs/b", *words).command)
+    assert command == ["kanawa", "train", "tiny-lm", "--run", "runs/b", *words]
+
+
+def test_what_a_gang_would_refuse_is_refused_before_processes_start(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", tiny_lm.FOLDER)
+    words = ("tiny-lm", "--run", str(tmp_path / "run"), "--set", "no.such=1", "--processes", "2")
+    code, _, err = launch(capsys, "local", *words)
+    assert code == 2 and "nothing was submitted, because the experiment can't be composed: path 'no.such'" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_that_runs_is_not_started_again(capsys, tmp_path):
+    with held(folder_of(tmp_path)):
+        code, _, err = launch(capsys, "local", "tiny-lm", "--run", str(tmp_path), "--set", "no.such=1")
+    assert code == 1 and f"{tmp_path} is being run by another `kanawa launch local`" in err
+
+
+def test_a_local_job_of_a_run_at_an_address_makes_no_folder_of_that_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KANAWA_CACHE", str(tmp_path / "cache"))
+    place = folder_of("s3://bucket/run")
+    assert place.is_relative_to(tmp_path / "cache") and place == folder_of("s3://bucket/run/")
+    with held(place):
+        pass
+    code, _, err = launch(capsys, "local", "--status", "s3://bucket/run")
+    assert code == 1 and "there is no job" in err
+    assert not (tmp_path / "s3:").exists()

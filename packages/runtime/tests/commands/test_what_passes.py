@@ -4,11 +4,11 @@ import errno
 
 import pytest
 from kanawa.cli.main import main
-from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
+from kanawa.contracts import LeaseHeldError, ObjectMissingError, StorageError, StorageRefusedError
 from kanawa.errors import UsageError
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.commands import train
-from kanawa_runtime.exit_codes import LOST
+from kanawa_runtime.exit_codes import LOST, STOPPED
 from kanawa_runtime.train.batches import DataReadError
 
 
@@ -45,3 +45,16 @@ def test_data_that_can_t_be_read_now_is_waited_for_and_lost_data_is_not(monkeypa
     monkeypatch.setenv("KANAWA_JOB", "seven")
     monkeypatch.setattr(train, "_train", fails)
     assert main(["train", "quickstart"]) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(StorageError, STOPPED), (CheckpointUnreadableError, STOPPED), (ObjectMissingError, 1), (StorageRefusedError, 2)],
+)
+def test_what_only_reads_a_run_ends_with_the_code_of_what_may_pass(monkeypatch, tmp_path, error, code):
+    def fails(self, text):
+        message = "503 Slow Down"
+        raise error(message)
+
+    monkeypatch.setattr("kanawa_runtime.api.run.Run.__init__", fails)
+    assert main(["report", str(tmp_path)]) == code

@@ -77,7 +77,7 @@ def test_a_branch_needs_a_directory_of_its_own(parent):
     run, _ = parent
     for directory in (None, run):
         with pytest.raises(UsageError, match="name its directory with --run DIR"):
-            _check_branch(directory, None, branch_at(f"{run}@3"))
+            _check_branch(directory, None, None, branch_at(f"{run}@3"))
     with pytest.raises(UsageError, match="there is no"):
         branch_at("nowhere@3")
 
@@ -87,3 +87,13 @@ def test_a_pipe_as_the_record_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / BRANCH)
     with pytest.raises(UsageError, match=r"branch\.json is a pipe, expected an ordinary file"):
         row_offset(tmp_path)
+
+
+def test_what_can_t_be_branched_from_says_what_is_there(parent, tmp_path):
+    run, _ = parent
+    with pytest.raises(UsageError, match=r"expected the number of a checkpoint after the @, not 'x'; .* holds .*3, 6"):
+        branch_at(f"{run}@x")
+    with pytest.raises(UsageError, match=r"--from-step 3 is of the run that is resumed.*--branch-from .*@3"):
+        _check_branch(tmp_path / "new", None, 3, branch_at(f"{run}@3"))
+    with pytest.raises(UsageError, match=r"no earlier than this run's last, 3, as its config's `steps` or"):
+        attempt(tmp_path / "new", branch=f"{run}@6", steps=3)

@@ -57,3 +57,9 @@ def test_without_a_policy_it_goes_on(tmp_path, monkeypatch):
     with pytest.raises(CheckpointSaveError, match="No space left"):
         train(tmp_path / "run")
     assert steps(tmp_path / "run") == 20
+
+
+def test_saves_that_are_left_out_count_among_the_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr("kanawa_runtime.train.loop._Running._is_writing", lambda loop: True)
+    with pytest.raises(CheckpointSaveError, match=r"checkpoints.most_failed_saves=3 ends the run"):
+        train(tmp_path / "run", most_failed_saves=3)

@@ -132,15 +132,16 @@ def _compose(
     return Composition(name, cfg, place, rule, model, source, experiment, data, changes)
 
 
-def catalogued(name: str) -> list[object]:
+def catalogued(name: str, kind: str = "") -> list[object]:
     """Returns every component that `--set path=name` may mean, one of each kind: the field's type decides which.
 
-    Raises UnknownNameError for none.
+    `kind` is the one that the field says it takes. Raises UnknownNameError for none.
     """
-    states = host().components()
+    states = host().components(kind or None)
     kinds = sorted({state.kind for state in states if state.name == name})
     if not kinds:
-        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in states})}"
+        label = kind.removesuffix("s").replace("_", " ") or "component"
+        message = f"no {label} is named {name!r}{did_you_mean(name, {state.name for state in states})}"
         raise UnknownNameError(message)
     return [component(kind, name) for kind in kinds]
 

@@ -9,7 +9,7 @@ from kanawa.composition.target import Target
 from kanawa.config import Config, origin
 from kanawa.errors import ConfigError, UnknownNameError, UsageError, did_you_mean
 from kanawa.local_path import local_path
-from kanawa.plugins import component, host
+from kanawa.plugins import ask_each, component, host
 from kanawa.plugins.catalog import installation_hint
 
 #: Kinds whose names an EXPERIMENT argument may be, the first that has the name wins.
@@ -117,14 +117,18 @@ def _around_model(model: Config, called: str, target: Target | None) -> Config:
 
 
 def _from_folder(text: str, folder: Path, target: Target | None) -> Base:
-    for _, template in _templates():
+
+    def derived(template: Any) -> Config | None:
         with origin("experiment", f"derived from {folder}"):
-            cfg = template.from_folder(folder, *_where(target))
+            made: Config | None = template.from_folder(folder, *_where(target))
+        return made
+
+    for _, _, cfg in ask_each("templates", derived):
         if cfg is not None:
             return Base(folder.resolve().name, cfg, folder)
     holders = ", ".join(sorted(state.name for state in host().components("model_stores"))) or "none installed"
     lines = [f"{text} holds no model of a known kind ({holders})"]
-    if not _templates():
+    if not host().loaded("templates"):
         lines += ["nothing installed makes experiments of folders", *installation_hint(host().installed())]
     else:
         lines.append("expected a run (config.json and checkpoints/) or a folder with another library's config.json")
@@ -135,18 +139,13 @@ def _where(target: Target | None) -> tuple[str | None, int]:
     return (None, 1) if target is None else (target.device.platform, target.jax_devices)
 
 
-def _templates() -> list[tuple[str, Any]]:
-    return [(state.name, template()) for state, template in host().loaded("templates")]
-
-
 def _willing(model: Config) -> tuple[Any, list[str]]:
     """Returns the first template that takes the model, else None and why each refused."""
     refusals = []
-    for name, template in _templates():
-        refusal = template.refusal(model)
+    for state, template, refusal in ask_each("templates", lambda template: template.refusal(model)):
         if not refusal:
             return template, []
-        refusals.append(f"  {name}: {refusal}")
+        refusals.append(f"  {state.name}: {refusal}")
     nothing = ["  nothing installed supplies data and a learner", *installation_hint(host().installed())]
     return None, refusals or nothing
 

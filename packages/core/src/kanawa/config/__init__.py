@@ -27,6 +27,7 @@ from kanawa.config.ranges import Epsilon as Epsilon
 from kanawa.config.ranges import Finite as Finite
 from kanawa.config.ranges import FloatDtype as FloatDtype
 from kanawa.config.ranges import Fraction as Fraction
+from kanawa.config.ranges import Named as Named
 from kanawa.config.ranges import NonNegative as NonNegative
 from kanawa.config.ranges import Partial as Partial
 from kanawa.config.ranges import Positive as Positive

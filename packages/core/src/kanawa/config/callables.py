@@ -23,12 +23,12 @@ class Catalog:
     """What plugins answer; config can't import them, so their answers are connected here.
 
     Attributes:
-        load: all that is called so in the catalog.
+        load: all that is called so in the catalog, or of one kind.
         refusal: why a `module:attribute` must not be imported; empty where it may.
         fillers: which components fill a role, as the end of an error message.
     """
 
-    load: Callable[[str], Sequence[Any]] | None = None
+    load: Callable[[str, str], Sequence[Any]] | None = None
     refusal: Callable[[str], str] | None = None
     fillers: Callable[[type], str] | None = None
 
@@ -75,8 +75,8 @@ def resolve_callable(name: str) -> Any:
     return meanings[0]
 
 
-def resolve_all(name: str) -> Sequence[Any]:
-    """Returns every object of a catalog name, or that at `module:attribute`: at least one.
+def resolve_all(name: str, kind: str = "") -> Sequence[Any]:
+    """Returns every object of a catalog name, of one kind if `kind`, or that at `module:attribute`: at least one.
 
     Where there is nothing at `module:attribute`, the place that a distribution's entry-point group `kanawa_moved` gives
     for it: `"old_package.old_module.Name" = "new_package.new_module:Name"`.
@@ -85,7 +85,7 @@ def resolve_all(name: str) -> Sequence[Any]:
         if Catalog.load is None:
             message = f"can't resolve {name!r}: no catalog is connected; write module:attribute"
             raise CallableNameError(message)
-        return Catalog.load(name)
+        return Catalog.load(name, kind)
     try:
         return [_imported(name)]
     except CallableNameError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from kanawa.config.callables import CallableNameError, public_name
-from kanawa.config.ranges import Range
+from kanawa.config.ranges import Named, Range
 from kanawa.config.values import ATOMS, Node
 from kanawa.errors import ConfigError
 
@@ -51,6 +51,12 @@ class FieldType:
     def mentions(self, *kinds: str) -> bool:
         """Returns whether "callable", "class", "config", "enum" or "any" occurs in the annotation."""
         return any(_kind_of(part) in kinds for part in parts_of(self.annotation))
+
+    @property
+    def named(self) -> str:
+        """The kind of component that a name stands for here; empty where it may be any."""
+        marks = [each for part in parts_of(self.annotation) for each in getattr(part, "__metadata__", ())]
+        return next((each.kind for each in marks if isinstance(each, Named)), "")
 
     def enums(self) -> list[type[enum.Enum]]:
         """Returns the Enum classes in the annotation."""

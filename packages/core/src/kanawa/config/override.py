@@ -100,7 +100,7 @@ def _named(path: str, text: str, field: Field) -> Iterator[Any]:
         if holders:
             yield from _with_names(holders[0], field)
         else:
-            for meaning in resolve_all(text):
+            for meaning in resolve_all(text, field.type.named):
                 yield from _uses_of(meaning, field)
     except (CallableNameError, UnknownNameError) as error:
         message = f"{path}={text}: expected {field.type.text} ({field.label}); {error}"
@@ -128,7 +128,7 @@ def _uses_of(meaning: Any, field: Field) -> Iterator[Any]:
 def _with_names(value: Any, field: Field) -> Iterator[Any]:
     """Yields a container with the texts in it replaced by what they name, in every way they may be meant."""
     if isinstance(value, str):
-        for meaning in resolve_all(value):
+        for meaning in resolve_all(value, field.type.named):
             yield from _uses_of(meaning, field)
     elif isinstance(value, list | tuple):
         yield from itertools.product(*(_with_names(item, field) for item in value))

@@ -59,6 +59,13 @@ class Usual:
         return "so large that it drowns all else" if abs(value) > self.high else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The kind of component that a name given for a field means: `reward: Annotated[Callable, kn.Named("rewards")]`."""
+
+    kind: str
+
+
 MOST = 2**31 - 1  # an axis of an array, and what counts along it: kernels index by 32 bits
 
 #: A size or a count of which there must be one: heads, layers, rows, steps.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kanawa.config import Configurable
-from kanawa.errors import KanawaError, UsageError, did_you_mean
+from kanawa.errors import RETRY, KanawaError, UsageError, did_you_mean
 from kanawa.plugins import component, host
 
 #: A scheme of two letters at least, for C:/ is a drive.
@@ -21,17 +21,25 @@ _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.
 class StorageError(KanawaError):
     """A storage could not do what was asked; it may be able to later."""
 
+    exit_code = RETRY
+
 
 class ObjectMissingError(StorageError):
     """There is no object under the key."""
+
+    exit_code = KanawaError.exit_code
 
 
 class StorageConflictError(StorageError):
     """Somebody else has written the object since the version that the caller knew; nothing was changed."""
 
+    exit_code = KanawaError.exit_code
+
 
 class StorageRefusedError(StorageError, UsageError):
     """No later try helps: rights, a bucket that does not exist, an address that is none."""
+
+    exit_code = UsageError.exit_code
 
 
 class Storage(Configurable):

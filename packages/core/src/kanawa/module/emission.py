@@ -28,6 +28,13 @@ class Wanted:
     def __init__(self, patterns: Iterable[str] = (), changes: Mapping[str, Change] | None = None) -> None:
         self.patterns = tuple(patterns)
         self.changes = dict(changes or {})
+        for pattern, change in self.changes.items():
+            if not callable(change):
+                message = (
+                    f"intervene[{pattern!r}] is a {type(change).__name__}, expected a function of the value and its "
+                    "layer's index that returns the new value, such as lambda value, layer: value * 0"
+                )
+                raise EmissionError(message)
         self.offered: dict[str, None] = {}
         self.changeable: set[str] = set()
         self._emitted: set[str] = set()

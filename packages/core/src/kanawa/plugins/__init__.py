@@ -27,6 +27,7 @@ from kanawa.plugins.schedules import ScheduleRequest as ScheduleRequest
 from kanawa.plugins.states import ComponentState as ComponentState
 
 if TYPE_CHECKING:
+    from kanawa.plugins.asking import ask_each as ask_each
     from kanawa.plugins.backend import Backend as Backend
     from kanawa.plugins.manager import PluginHost as PluginHost
     from kanawa.plugins.manager import component as component
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Backend": "backend",
     "PluginHost": "manager",
+    "ask_each": "asking",
     "component": "manager",
     "host": "manager",
     "set_host": "manager",

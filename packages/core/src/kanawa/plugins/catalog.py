@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,9 @@ from kanawa.status import stage
 
 if TYPE_CHECKING:
     from kanawa.plugins.records import Kind
+
+
+_MOST_NAMED = 5
 
 
 class Catalog:
@@ -179,3 +182,23 @@ def ambiguous(claimants: Iterable[ComponentState]) -> str:
     claims = ", ".join(f"{state.key} ({state.version}, {state.value})" for state in states)
     message = f"{states[0].label} {states[0].name!r} is claimed more than once: {claims}"
     return f"{message}; say which, as distribution:{states[0].name}, or leave one out: {SKIP_VARIABLE}={states[-1].key}"
+
+
+def collisions(claims: Iterable[Sequence[ComponentState]]) -> list[str]:
+    """Returns one line for each set of distributions that claim the same names, however many these are."""
+    groups: dict[tuple[str, ...], list[Sequence[ComponentState]]] = {}
+    for claimants in claims:
+        groups.setdefault(tuple(sorted({state.distribution for state in claimants})), []).append(claimants)
+    lines = []
+    for distributions, claimed in groups.items():
+        if len(claimed) == 1:
+            lines.append(ambiguous(claimed[0]))
+            continue
+        first, *others = (f"{states[0].label} {states[0].name!r}" for states in claimed)
+        named = ", ".join([first, *others][:_MOST_NAMED]) + (", …" if len(claimed) > _MOST_NAMED else "")
+        stranger = next((d for d in distributions if d not in own_packages()), distributions[-1])
+        lines.append(
+            f"{len(claimed)} names are claimed by {' and by '.join(distributions)}: {named}; say which, as "
+            f"distribution:name, or leave one out: {SKIP_VARIABLE}={stranger}"
+        )
+    return lines

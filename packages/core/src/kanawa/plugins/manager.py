@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kanawa.config import connect_catalog
 from kanawa.errors import INTERRUPTIONS, KanawaError, PluginError
-from kanawa.plugins.catalog import Catalog, ambiguous
+from kanawa.plugins.catalog import Catalog, collisions
 from kanawa.plugins.discovery import Provider, discover
 from kanawa.plugins.kinds import merge_kinds
 from kanawa.plugins.records import Kind
@@ -231,8 +231,8 @@ class PluginHost:
         for state in components:
             if state.state is State.CONFLICT:
                 claims.setdefault((state.kind, state.name), []).append(state)
-        for claimants in claims.values():
-            _log.warning("%s", ambiguous(claimants))
+        for line in collisions(claims.values()):
+            _log.warning("%s", line)
         _report(_one_each(s for s in components if s.distribution not in said))
         versions = {provider.name: provider.version for provider in providers}
         refused = refused_code([*plugins.values(), *components])

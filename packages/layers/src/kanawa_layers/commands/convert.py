@@ -104,15 +104,15 @@ def _to_hf(args: argparse.Namespace) -> dict[str, Any]:
 
 def _store_of(directory: Path) -> ModelStore:
     """Returns the installed store that `directory` belongs to; raises ConvertError where there is none."""
-    from kanawa.plugins import component, host
+    from kanawa.plugins import ask_each, host
 
     from kanawa_layers.convert.errors import ConvertError
 
+    found: ModelStore
+    for state, found, holds in ask_each(_KIND, lambda store: store.holds(directory)):
+        if holds and state.name != _OURS:
+            return found
     states = [state for state in host().components(_KIND) if state.name != _OURS and state.state.usable]
-    for state in states:
-        store: ModelStore = component(_KIND, state.key)()
-        if store.holds(directory):
-            return store
     known = ", ".join(state.name for state in states) or "none is installed; pip install kanawa-runtime"
     message = f"{directory} is not a model of any known kind ({known})"
     raise ConvertError(message)

@@ -85,7 +85,7 @@ def training_loop(
         )
         branch = None if branch_from is None else branch_at(branch_from)
         if branch is not None:
-            _check_branch(run, init_from, branch)
+            _check_branch(run, init_from, from_step, branch)
             initial = None
         return Loop(
             asked.composition,
@@ -101,12 +101,18 @@ def training_loop(
         )
 
 
-def _check_branch(run: str | Path | None, init_from: str | Path | None, branch: Branch) -> None:
+def _check_branch(run: str | Path | None, init_from: str | Path | None, from_step: int | None, branch: Branch) -> None:
     if run is None or str(run_place(str(run), "--run")) in (branch.place, str(branch.folder)):
         message = "--branch-from begins a run of its own: name its directory with --run DIR"
         raise UsageError(message)
     if init_from is not None:
         message = "--branch-from takes parameters and optimizer of a checkpoint; it goes without --init-from"
+        raise UsageError(message)
+    if from_step is not None:
+        message = (
+            f"--from-step {from_step} is of the run that is resumed; where another run is branched from, its step "
+            f"follows an @: --branch-from {branch.place}@{from_step}"
+        )
         raise UsageError(message)
 
 

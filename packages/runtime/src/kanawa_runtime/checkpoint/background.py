@@ -20,6 +20,7 @@ from kanawa.contracts import (
     LeaseLostError,
     Restored,
     StorageError,
+    StorageRefusedError,
 )
 
 from kanawa_runtime import faults
@@ -462,10 +463,14 @@ class BackgroundCheckpointer(Checkpointer):
             pass  # what failed says more
         return None
 
-    def _advice(self) -> str:
+    def _advice(self, error: BaseException) -> str:
         """Returns what to do about a save that failed."""
         if isinstance(self.directory, Path) and not self.directory.parent.is_dir():
             return f"The run's folder {self.directory.parent} is gone: put it back, or start again in another one"
+        if isinstance(error, StorageRefusedError):
+            return "Fix the rights or the address"
+        if not isinstance(self.directory, Path):
+            return "Training goes on, and saves again once the storage answers"
         return "Free space or fix permissions"
 
     def _failed(self, pending: Pending, error: BaseException) -> CheckpointSaveError:
@@ -481,7 +486,7 @@ class BackgroundCheckpointer(Checkpointer):
         intact = f"older checkpoints are intact: {kept}" if kept else "there is no older checkpoint"
         message = (
             f"checkpoint {pending.step} could not be saved to {place}: {reason}; {intact}. "
-            f"{self._advice()}; the next save starts afresh"
+            f"{self._advice(error)}; the next save starts afresh"
         )
         logger.error("%s", message)
         self.on_event("checkpoint_failed", {"step": pending.step, "path": place, "error": reason})

@@ -4,7 +4,7 @@ import errno
 import re
 
 from kanawa.contracts import CheckpointError, ObjectMissingError, StorageError
-from kanawa.errors import UsageError
+from kanawa.errors import RETRY, UsageError
 
 
 class CheckpointDamagedError(CheckpointError):
@@ -17,6 +17,8 @@ class CheckpointDamagedError(CheckpointError):
 
 class CheckpointUnreadableError(CheckpointError):
     """The storage failed while a checkpoint was read, which says nothing against the checkpoint."""
+
+    exit_code = RETRY
 
 
 class CheckpointNotFoundError(CheckpointError, UsageError):

@@ -122,7 +122,8 @@ def write_commit(directory: Path, manifest: Manifest) -> None:
 
 def is_committed(directory: Path) -> bool:
     """Whether the step directory was finished; says nothing on whether it is still sound."""
-    return (directory / COMMIT).is_file()
+    # Anything of that name: what isn't an ordinary file is damage, which reading it reports.
+    return os.path.lexists(directory / COMMIT)
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -1,9 +1,15 @@
 """A process joins the others of its run, and ends well when one of them is lost."""
 
+import atexit
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
 
-from kanawa_runtime.exit_codes import PEER_LOST
+from kanawa.errors import INTERRUPTIONS
+
+from kanawa_runtime.exit_codes import PEER_LOST, SIGNAL_BASE
 from kanawa_runtime.train.peers import PeerLostError, lost_peer
 
 
@@ -25,8 +31,14 @@ def join_gang(coordinator: str | None, processes: int | None, process_id: int | 
     reason = "JAX was about to abort this one, as it does then; where its last lines above say otherwise, believe them"
     watch_for_aborts(lambda: leave_gang(reason))
     try:
-        jax.distributed.initialize(coordinator, processes, process_id)
+        _wait_for(lambda: jax.distributed.initialize(coordinator, processes, process_id))
         _compare_plugins()
+    except INTERRUPTIONS as stop:
+        # The thread that still waits for the others would hold the process up.
+        atexit.register(
+            _leave_now, SIGNAL_BASE + (signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
+        )
+        raise
     except RuntimeError as error:
         said = lost_peer(error)
         # Of its runtime's errors most pass, such as a port that is still taken; of its Python's, such as a second
@@ -34,6 +46,23 @@ def join_gang(coordinator: str | None, processes: int | None, process_id: int | 
         if said is None and not isinstance(error, jax.errors.JaxRuntimeError):
             raise
         raise PeerLostError(said or str(error)) from error
+
+
+def _wait_for(join: Callable[[], None]) -> None:
+    """Calls `join` on another thread: XLA waits minutes for peers, and Python answers no signal inside of it."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            join()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="kanawa-join", daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
 
 
 def prepare_gang(on: str | None, coordinator: str | None, processes: int | None, process_id: int | None) -> None:
@@ -79,8 +108,6 @@ def leave_after_error(error: BaseException) -> None:
     JAX's way out is a barrier with all processes. Those that train on never come to it: five minutes later it aborts,
     and what is permanent would look like a lost peer, which is worth another start.
     """
-    import atexit
-
     from kanawa.errors import KanawaError
 
     code = error.exit_code if isinstance(error, KanawaError) else 1

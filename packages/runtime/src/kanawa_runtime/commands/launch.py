@@ -14,7 +14,8 @@ from kanawa.cli.arguments import EXPERIMENT_HELP, composition_arguments, json_ar
 from kanawa.errors import UsageError
 from kanawa.plugins import Command
 
-from kanawa_runtime.exit_codes import table_text
+from kanawa_runtime.commands.run_arguments import run_arguments
+from kanawa_runtime.exit_codes import table_text, verdict
 
 if TYPE_CHECKING:
     from kanawa_runtime.launch import Job, Launcher
@@ -46,9 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", metavar="EXPERIMENT", nargs="?", help=EXPERIMENT_HELP)
     composition_arguments(parser)
     parser.add_argument("--run", dest="directory", metavar="DIR", help="run directory (default: runs/NAME)")
-    parser.add_argument("--steps", type=int, metavar="N", help="updates of the run in all; spans a new run's schedule")
-    parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
-    parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
+    run_arguments(parser)
     _job_arguments(parser.add_argument_group("the job"))
     doing = parser.add_argument_group("what to do")
     doing.add_argument("--dry-run", action="store_true", help="only write the job's files, to --out or stdout")
@@ -119,9 +118,11 @@ def run(args: argparse.Namespace) -> int:
         _write(folder, files)
         write("\n".join(f"wrote {folder / name}" for name in files))
         return 0
+    launcher.check_unused(job)
+    # One process alone says itself, at once, what it refuses.
+    if not launcher.serves and not (launcher.watched and int(_processes(job)) == 1):
+        _check_experiment(args, job)
     if not launcher.watched:
-        if not launcher.serves:
-            _check_experiment(args, job)
         _write(folder, files)
     if launcher.watched if args.watch is None else args.watch:
         return launcher.run(job, folder, write_message)
@@ -223,7 +224,8 @@ def _check_experiment(args: argparse.Namespace, job: Job) -> None:
     done = subprocess.run(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
     )
-    if done.returncode:
+    # What may pass is each process's own to wait for.
+    if verdict(done.returncode) == "permanent":
         said = done.stderr.strip().removeprefix("kanawa: error: ")
         message = f"nothing was submitted, because the experiment can't be composed: {said}"
         raise UsageError(message)

@@ -14,6 +14,7 @@ from kanawa.cli.arguments import experiment_arguments
 from kanawa.cli.early_signals import Terminated, early_signals
 from kanawa.plugins import Command
 
+from kanawa_runtime.commands.run_arguments import run_arguments
 from kanawa_runtime.exit_codes import LOST, table_text
 
 if TYPE_CHECKING:
@@ -54,24 +55,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", dest="directory", metavar="DIR", help=f"folder, or s3://bucket/run (default: {default})"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="updates of the run in all; spans a new run's schedule")
-    parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
+    run_arguments(parser)
     parser.add_argument(
         "--from-step",
         type=int,
         metavar="N",
         help="resume from this checkpoint of the run, not the newest; later ones are set aside, not deleted",
     )
-    parser.add_argument(
-        "--eval-data", action="append", metavar="[NAME=]DATA", help="evaluate on this as well, all of it; repeatable"
-    )
-    parser.add_argument(
-        "--branch-from", metavar="RUN@STEP", help="a new run goes on from there, optimizer and data position included"
-    )
-    parser.add_argument(
-        "--leave-out", metavar="A:B", help="train on no batch from A to B, counted from 1, from now on; kept in the run"
-    )
-    parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     parser.add_argument(
         "--profile",
         metavar="steps=A:B",

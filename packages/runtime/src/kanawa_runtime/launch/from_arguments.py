@@ -14,7 +14,10 @@ from kanawa_runtime.launch.job import NAME, Job
 #: A server answers what it has for 30 s (server.drain_seconds) once routers have left it.
 SERVER_GRACE_SECONDS = 60
 #: What only training takes, as options and as names in the arguments.
-_OF_TRAINING = ("run", "data", "steps", "init-from", "modify", "require-fused", "processes", "hosts")
+_OF_TRAINING = (
+    *("run", "data", "steps", "init-from", "branch-from", "leave-out", "eval-data", "modify", "require-fused"),
+    *("processes", "hosts"),
+)
 
 
 def job_from(args: argparse.Namespace, *, serves: bool = False, is_here: bool = False) -> Job:
@@ -55,8 +58,8 @@ def job_from(args: argparse.Namespace, *, serves: bool = False, is_here: bool = 
 
 def _serving(args: argparse.Namespace) -> Job:
     """Returns the job of a server's replicas."""
-    names = {"run": "directory", "init-from": "init_from", "require-fused": "require_fused"}
-    given = [option for option in _OF_TRAINING if getattr(args, names.get(option, option))]
+    names = {"run": "directory"}
+    given = [option for option in _OF_TRAINING if getattr(args, names.get(option, option.replace("-", "_")))]
     if given:
         message = f"--{', --'.join(given)}: of training; a server takes RUN, --on, and --set engine.… or server.…"
         raise UsageError(message)
@@ -94,10 +97,10 @@ def _treatment(args: argparse.Namespace) -> dict[str, Any]:
 def _command(args: argparse.Namespace, run: str) -> list[str]:
     """Returns the command of each process, without what its launcher adds."""
     words = ["kanawa", "train", args.experiment, "--run", run]
-    for option in ("on", "data", "steps", "init_from"):
+    for option in ("on", "data", "steps", "init_from", "branch_from", "leave_out", "eval_data"):
         value = getattr(args, option)
-        if value is not None:
-            words += [f"--{option.replace('_', '-')}", str(value)]
+        for one in value if isinstance(value, list) else () if value is None else (value,):
+            words += [f"--{option.replace('_', '-')}", str(one)]
     words += [word for text in args.modify for word in ("--modify", text)]
     words += [word for text in args.set for word in ("--set", text)]
     return [*words, "--require-fused"] if args.require_fused else words

@@ -107,6 +107,10 @@ class Launcher(Configurable):
         if wrong:
             raise JobError(self.title, wrong)
 
+    def check_unused(self, job: Job) -> None:
+        """Raises LauncherError where the job runs already, as far as this launcher can say at once."""
+        del job
+
     def _secrets_in_clear(self, job: Job) -> Iterator[str]:
         for name in filter(_SECRET.search, job.environment):
             yield f"environment variable {name} would stand in clear in the job's files; {self.secrets_by}"

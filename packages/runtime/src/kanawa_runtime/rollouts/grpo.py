@@ -1,7 +1,7 @@
 """`grpo`: an experiment learns from a reward of what its model writes, instead of targets."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import kanawa as kn
 from kanawa.errors import ConfigError
@@ -21,7 +21,7 @@ class GRPO(kn.Modifier):
     """
 
     class Config(kn.Modifier.Config):
-        reward: Callable[..., Any] = kn.REQUIRED
+        reward: Annotated[Callable[..., Any], kn.Named("rewards")] = kn.REQUIRED
         group_size: kn.Size = 8
         new_tokens: kn.Size = 64
         prompt_tokens: kn.Size | None = None

@@ -1,9 +1,9 @@
 """`rollouts`, a slot of the trainer: each batch is what the model in training wrote, and how it was rewarded."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from kanawa.config import REQUIRED, Config, Count, Size
+from kanawa.config import REQUIRED, Config, Count, Named, Size
 from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch
 
 from kanawa_runtime.rollouts.advantages import group_relative
@@ -23,7 +23,7 @@ class Rollouts(RolloutConfig):
 
     PLACEMENT = ("engine",)
 
-    reward: Callable[..., Any] = REQUIRED
+    reward: Annotated[Callable[..., Any], Named("rewards")] = REQUIRED
     group_size: Size = 8
     new_tokens: Size = 64
     prompt_tokens: Size | None = None

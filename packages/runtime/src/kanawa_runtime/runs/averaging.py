@@ -79,7 +79,7 @@ def _write(run: Path, out: Path, steps: list[int], params: dict[str, np.ndarray]
         for name in (TOKENIZER, ORIGIN):
             if (run / name).is_dir():
                 shutil.copytree(run / name, folder / name)
-            elif (run / name).is_file():
+            elif (run / name).exists():
                 shutil.copyfile(run / name, folder / name)
 
 

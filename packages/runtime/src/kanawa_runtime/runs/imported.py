@@ -14,7 +14,7 @@ from kanawa.config import Config
 from kanawa.contracts import MaskedLM, Model, ModelStore, StoredModel
 from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
-from kanawa.plugins import component, host
+from kanawa.plugins import ask_each, component, host
 
 from kanawa_runtime.runs.run_path import check_is_directory
 from kanawa_runtime.storage.mirror import readable_folder
@@ -56,9 +56,8 @@ def imported_experiment(model: Config, platform: str | None = None) -> Config:
 
 def _stores(directory: Path) -> Iterator[tuple[str, ModelStore]]:
     """Yields the usable model stores that hold a folder, with their names."""
-    for state, kind in host().loaded("model_stores"):
-        store: ModelStore = kind()
-        if store.holds(directory):
+    for state, store, holds in ask_each("model_stores", lambda store: store.holds(directory)):
+        if holds:
             yield state.name, store
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class TokenizerError(UsageError):
 def tokenizer_file(directory: Path) -> Path | None:
     """Returns the file of the tokenizer that the model of a run or of another library's folder was trained with."""
     files = (directory / TOKENIZER, directory / ORIGIN / TOKENIZER)
-    return next((file for file in files if file.is_file()), None)
+    return next((file for file in files if os.path.lexists(file)), None)
 
 
 def tokenizer_bytes(config: Config, state: Mapping[str, Any]) -> bytes:
@@ -53,7 +54,7 @@ def exported_tokenizer(folder: Path) -> dict[str, Path | bytes]:
     Raises TokenizerError that names the file.
     """
     file = folder / TOKENIZER
-    if not file.is_file():
+    if not os.path.lexists(file):
         return {}
     with tokenizer_errors(file):
         content = guarded_bytes(file, folder, most=MOST_TOKENIZER_BYTES)

@@ -9,7 +9,7 @@ from kanawa.config import Config
 from kanawa.contracts import AdapterStore, StoredAdapter
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
-from kanawa.plugins import host
+from kanawa.plugins import ask_each, host
 
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
@@ -24,11 +24,11 @@ def load_adapter(directory: Path, model: Config) -> StoredAdapter:
     Raises UsageError where no catalogued store knows the folder, and what the store raises.
     """
     check_is_directory(directory)
-    for _, kind in host().loaded("adapter_stores"):
-        store: AdapterStore = kind()
-        if store.holds(directory):
+    for _, store, holds in ask_each("adapter_stores", lambda store: store.holds(directory)):
+        if holds:
             # Names of projections don't depend on the form that the model stores its weights in.
-            return store.load(directory, plain_config(model))
+            stored: StoredAdapter = store.load(directory, plain_config(model))
+            return stored
     names = ", ".join(sorted(state.name for state in host().components("adapter_stores")))
     message = f"{directory} holds no adapter of a known kind ({names}): a run that trained one, or a folder of peft"
     raise UsageError(message)

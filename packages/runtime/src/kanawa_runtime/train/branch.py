@@ -15,11 +15,11 @@ from kanawa.errors import UsageError
 from kanawa.guarded_read import check_readable, guarded_bytes
 
 from kanawa_runtime.checkpoint.agreement import is_primary, shared_text
-from kanawa_runtime.runs.run_directory import RunDirectory, checkpoints_of
+from kanawa_runtime.runs.run_directory import RunDirectory, checkpoints_of, steps_of
 from kanawa_runtime.runs.run_path import check_is_run
 from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.storage.mirror import readable_folder
-from kanawa_runtime.storage.place import run_place, shown_place, stands_for
+from kanawa_runtime.storage.place import address_of, run_place, shown_place, stands_for
 
 BRANCH, BRANCHES = "branch.json", "branches.jsonl"
 _MOST_BYTES = 1 << 16
@@ -75,6 +75,12 @@ def branch_at(text: str) -> Branch:
     """Returns the branch of `--branch-from RUN@STEP`, or of RUN alone; raises UsageError for anything else."""
     place, at, step = text.rpartition("@")
     if not at or not step.isdecimal():
+        if at and address_of(text) is None and not Path(text).exists() and Path(place).is_dir():
+            message = (
+                f"--branch-from {text}: expected the number of a checkpoint after the @, not {step!r}; {place} holds "
+                f"{', '.join(map(str, steps_of(Path(place)))) or 'none yet'}"
+            )
+            raise UsageError(message)
         place, step = text, ""
     folder = readable_folder(run_place(place, "--branch-from"))
     check_is_run(folder)

@@ -25,6 +25,7 @@ from kanawa_runtime.goodput.sections import Sections
 from kanawa_runtime.goodput.time_log import TimeLog
 from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
+from kanawa_runtime.storage.place import stands_for
 from kanawa_runtime.train.attempt import Attempt, Journal
 from kanawa_runtime.train.batches import ReadAhead
 from kanawa_runtime.train.branch import Branch
@@ -345,6 +346,8 @@ class _Running:
             self._check_unsaved()
         if not last and self._is_writing():
             if not quick:
+                # Of a storage that hangs nothing else ever fails.
+                attempt.journal.failed_saves += 1
                 attempt.journal.write("checkpoint_skipped", step=stepper.step, reason="the last one is still written")
                 attempt.screen.say(f"training continues without checkpoint {stepper.step}: the last is still written")
             return
@@ -384,12 +387,13 @@ class _Running:
         # All processes of a gang stop, or none.
         if of_primary(int(has_failed or (minutes is not None and unsaved > minutes))):
             many = f"{journal.failed_saves} save{' has' if journal.failed_saves == 1 else 's in a row have'} failed"
+            mend = "Mend the storage" if stands_for(self.attempt.run.path) else "Free space or mend the storage"
             limit = f"most_failed_saves={failures}"
             if minutes is not None and not has_failed:
                 limit = f"most_unsaved_minutes={minutes:g}"
             message = (
-                f"{many}, and nothing was saved for {unsaved:.1f} minutes: checkpoints.{limit} ends the run. Free "
-                "space or mend the storage, and run the same command again: it resumes from the newest checkpoint"
+                f"{many}, and nothing was saved for {unsaved:.1f} minutes: checkpoints.{limit} ends the run. {mend}, "
+                "and run the same command again: it resumes from the newest checkpoint"
             )
             raise CheckpointSaveError(message)
 

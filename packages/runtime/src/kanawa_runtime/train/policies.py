@@ -48,7 +48,8 @@ class HealthPolicy(Config):
 class CheckpointPolicy(Config):
     """Saves every `every_steps`, at the end and on SIGTERM; keeps the newest, and every `keep_every_steps` for good.
 
-    A run whose saves fail goes on, unless `most_failed_saves` in a row have failed, or nothing was saved for more than
+    A run whose saves fail goes on, unless `most_failed_saves` in a row have failed, or were
+    left out because the one before was still written, or nothing was saved for more than
     `most_unsaved_minutes` when a save is due: then it ends with the code of a lost storage.
     """
 

@@ -13,6 +13,7 @@ import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import Batch, CheckpointError, DataSource, Program, Restored, RolloutBatch
 from kanawa.errors import UsageError
+from kanawa.guarded_read import check_readable
 from kanawa.kernels import KernelChoice
 from kanawa.module import Module
 from kanawa.plugins import host
@@ -194,7 +195,11 @@ def _data_digest(attempt: Attempt) -> str:
 def _keep_tokenizer(attempt: Attempt) -> None:
     """Puts the tokenizer beside the config: a learned one can't be learned again from another corpus."""
     tokenizer, path = attempt.trainer.source.tokenizer, attempt.run.path / TOKENIZER
-    if tokenizer is not None and attempt.run.is_primary and not path.exists():
+    if tokenizer is None or not attempt.run.is_primary:
+        return
+    if path.exists():
+        check_readable(path)
+    else:
         try:
             tokenizer.save(path)
         except OSError as error:
@@ -229,7 +234,11 @@ def _branched(attempt: Attempt, branch: Branch, abstract: TrainState, digest: st
     asked = {"params": abstract.params, "state": abstract.state, "opt": abstract.opt}
     restored = branch.restored(attempt.config.checkpointer, asked)
     if restored.step >= attempt.total:
-        message = f"--branch-from: step {restored.step} of {branch.place} is no earlier than --steps {attempt.total}"
+        message = (
+            f"--branch-from: step {restored.step} of {branch.place} is no earlier than this run's last, "
+            f"{attempt.total}, as its config's `steps` or --steps says; ask for more than {restored.step} with "
+            "--steps, or branch from an earlier step"
+        )
         raise UsageError(message)
     fields = branch.record(attempt.run, restored, digest, attempt.config.batch_size)
     attempt.journal.write("branched_from", **fields)

@@ -10,7 +10,7 @@ import time
 import pytest
 from kanawa_runtime.serve.http.access import Keys
 from kanawa_runtime.serve.http.service import Compilers
-from kanawa_runtime.serve.http.shares import FairPool, Shares
+from kanawa_runtime.serve.http.shares import FairPool, Shares, network_of
 
 from .running_server import BYTES, model_of, running_server, wait_for
 from .scripted_engine import ScriptedEngine
@@ -281,3 +281,17 @@ def test_without_grammars_all_else_is_served():
             "structured_outputs.regex",
             "structured_outputs.regex: no stop token",
         )
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1%eth0", "2001:db8:1:2::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("", ""),
+    ],
+)
+def test_all_addresses_of_a_network_of_ipv6_are_one_client(address, client):
+    assert network_of(address) == client

@@ -58,6 +58,10 @@ class LocalLauncher(Launcher):
         if job.resources:
             yield f"resources {job.resources}: processes take what there is; leave --resource out"
 
+    def check_unused(self, job: Job) -> None:
+        """Raises LauncherError where another supervisor holds the run."""
+        state.check_free(state.folder_of(job.run))
+
     def run(self, job: Job, folder: Path, tell: Callable[[str], None]) -> int:
         """Runs the job in this process, the output of its first process on stderr; returns its exit code."""
         del folder

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kanawa.errors import KanawaError, UsageError
 from kanawa.guarded_read import guarded_json
+from kanawa.local_path import local_path
 
 from kanawa_runtime.launch.client import LauncherError
 from kanawa_runtime.launch.job import Job, job_of, job_record
@@ -19,8 +21,23 @@ _MOST_BYTES, _ROOM = 2**24, 8192
 
 
 def folder_of(run: str | Path) -> Path:
-    """Returns where a run's local job keeps its files."""
-    return Path(run) / "launch"
+    """Returns where a run's local job keeps its files: of one at an address, on this machine alone."""
+    try:
+        return local_path(run) / "launch"
+    except UsageError:  # no path, so an address, or neither
+        from kanawa_runtime.storage.mirror import mirror_folder  # brings JAX
+        from kanawa_runtime.storage.place import run_place
+
+        place = run_place(run)
+        return (mirror_folder(place, "jobs") if isinstance(place, str) else place) / "launch"
+
+
+def _place(folder: Path) -> str:
+    """Returns the run of a job as a person knows it."""
+    try:
+        return read_job(folder).run
+    except (OSError, KanawaError):
+        return str(folder.parent)
 
 
 def attempt_folder(folder: Path, attempt: int) -> Path:
@@ -67,9 +84,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = guarded_json(folder / STATE, most=_MOST_BYTES)
     except FileNotFoundError:
-        message = (
-            f"there is no job in {folder.parent}; give the run directory of one that `kanawa launch local` started"
-        )
+        place = _place(folder)
+        message = f"there is no job in {place}; give the run directory of one that `kanawa launch local` started"
         raise LauncherError(message) from None
     return state
 
@@ -101,6 +117,21 @@ def is_supervised(folder: Path) -> bool:
     return False
 
 
+def check_free(folder: Path) -> None:
+    """Raises LauncherError where another supervisor holds the job."""
+    if is_supervised(folder):
+        raise _taken(folder)
+
+
+def _taken(folder: Path) -> LauncherError:
+    place = _place(folder)
+    message = (
+        f"{place} is being run by another `kanawa launch local`; watch it with `kanawa launch local "
+        f"--status {place}`, or stop it with --cancel"
+    )
+    return LauncherError(message)
+
+
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Holds the job while inside; raises LauncherError where another supervisor does."""
@@ -111,11 +142,7 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = (
-                f"{folder.parent} is being run by another `kanawa launch local`; watch it with `kanawa launch local "
-                f"--status {folder.parent}`, or stop it with --cancel"
-            )
-            raise LauncherError(message) from None
+            raise _taken(folder) from None
         yield
     finally:
         os.close(descriptor)

@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.exchange import CUT_OFF
-from kanawa_runtime.serve.http.shares import Shares
+from kanawa_runtime.serve.http.shares import Shares, network_of
 
 #: More than any client sends; without a bound, headers that never end would fill the memory.
 _MAX_HEADER_BYTES = 64 * 1024
@@ -49,7 +49,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Refuses one connection too many, and waits for the headers of any other."""
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        address = network_of(str(peer[0])) if isinstance(peer, tuple) else ""
         if not self.shares.has_room(address):
             self.refused(503)
             transport.write(_REFUSED)

@@ -11,7 +11,7 @@ from kanawa.guarded_read import parsed_json
 
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.errors import ApiError, invalid
-from kanawa_runtime.serve.http.shares import Shares
+from kanawa_runtime.serve.http.shares import Shares, network_of
 
 #: The name in an ASGI scope of the function that cuts the connection off.
 CUT_OFF = "kanawa.cut_off"
@@ -40,8 +40,8 @@ class Exchange:
         self.scope = scope
         self.config = config
         self.status: int | None = None
-        #: Who asks: the address, or the digest of the key where keys are asked for.
-        self.client: str = (scope.get("client") or ("",))[0]
+        #: Who asks: the address (of IPv6 the network), or the digest of the key where keys are asked for.
+        self.client: str = network_of((scope.get("client") or ("",))[0])
         #: Its share of the engine, beside those of others.
         self.weight = 1
         #: Whether the body is so long that reading it would hold up small ones.

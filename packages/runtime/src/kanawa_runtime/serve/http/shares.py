@@ -5,12 +5,24 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
+import ipaddress
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 #: A client may hold as many times of what is free: of an idle server's room four fifths, beside another such one 4/9.
 _TIMES_FREE = 4
+
+
+def network_of(address: str) -> str:
+    """Returns the client behind an address: of IPv6 its /64, of which anyone has as many addresses as he likes."""
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # a name, a socket's path, or nothing
+        return address
+    if isinstance(known, ipaddress.IPv4Address):
+        return str(known)
+    return str(known.ipv4_mapped or ipaddress.ip_network((known, 64), strict=False))
 
 
 class Shares:
