@@ -9,11 +9,17 @@ from kanawa.contracts.batch import Batch as Batch
 from kanawa.contracts.batch import DrawnTargets as DrawnTargets
 from kanawa.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch
 from kanawa.contracts.batch import ImageBatch as ImageBatch
+from kanawa.contracts.batch import PreferenceBatch as PreferenceBatch
 from kanawa.contracts.batch import RolloutBatch as RolloutBatch
 from kanawa.contracts.checkpointer import Checkpointer as Checkpointer
 from kanawa.contracts.checkpointer import CheckpointError as CheckpointError
 from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveError
 from kanawa.contracts.checkpointer import Restored as Restored
+from kanawa.contracts.companion import Companion as Companion
+from kanawa.contracts.companion import companions_apart as companions_apart
+from kanawa.contracts.companion import companions_of as companions_of
+from kanawa.contracts.companion import without_companion_params as without_companion_params
+from kanawa.contracts.companion import without_companions as without_companions
 from kanawa.contracts.data import DataSource as DataSource
 from kanawa.contracts.data import Loader as Loader
 from kanawa.contracts.data import RowField as RowField

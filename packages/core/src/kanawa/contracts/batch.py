@@ -63,6 +63,25 @@ class RolloutBatch(NamedTuple):
     reference_logprobs: Float[Array, "batch length"] | None = None
 
 
+class PreferenceBatch(NamedTuple):
+    """Rows of whole pairs of packed segments, to be compared. Fields mean what they mean in Batch, and beside them:
+
+    Pair k of a row, from 0, is its segments 2k + 1 and 2k + 2, and `loss_weights` are 1 where a completion is to be
+    predicted. `labels` are 1 where the first segment of a pair is the better one, and 0 where the row has no pair k.
+    Where single completions are judged, the first segment is the one judged, good (1) or bad (-1), and the second is
+    its prompt with another prompt's completion. `reference_logprobs` are the sums of the weighted log-probabilities of
+    each segment by the reference policy, segment s at s - 1 (None: the loss asks a reference of its own).
+    """
+
+    input_ids: Int[Array, "batch length"]
+    target_ids: Int[Array, "batch length"]
+    positions: Int[Array, "batch length"]
+    segment_ids: Int[Array, "batch length"]
+    loss_weights: Float[Array, "batch length"]
+    labels: Float[Array, "batch pairs"]
+    reference_logprobs: Float[Array, "batch two_pairs"] | None = None
+
+
 class EncoderDecoderBatch(NamedTuple):
     """Rows of pairs: what is read, and what is written after it. Fields mean what they mean in Batch.
 

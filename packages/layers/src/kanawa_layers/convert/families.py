@@ -12,6 +12,8 @@ from kanawa.plugins import component, host
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.convert.errors import UnknownFamilyError
 from kanawa_layers.feedforward.gated import FusedGatedFeedForward, GatedFeedForward
+from kanawa_layers.models.head import Head, TiedHead, UntiedHead
+from kanawa_layers.models.reward import RewardHead, as_language_model, as_reward_model
 
 KIND = "hf_families"
 #: Fields that only training uses, by their last name: no Hugging Face config records them, so comparisons ignore them.
@@ -33,6 +35,8 @@ _TRAINING_ONLY = frozenset(
 #: Errors of a family's `to_foreign` for a model of other layers.
 _BUILT_DIFFERENTLY = (AttributeError, LookupError, PathError, TypeError, ValueError, StopIteration)
 _SHOWN = 4
+#: How the name of a model for classification ends.
+_CLASSIFIER = "ForSequenceClassification"
 
 
 def known_families() -> list[str]:
@@ -61,7 +65,8 @@ def model_config(config: Mapping[str, Any]) -> Config:
     kind = config["model_type"]
     known = family(kind)
     try:
-        return known.from_foreign(config)
+        model = known.from_foreign(config)
+        return as_reward_model(model) if _gives_reward(config) else model
     except KeyError as error:
         message = f"the config of a {kind} model lacks {error}"
         raise ForeignConfigError(message) from error
@@ -91,6 +96,8 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     A family expresses a model if its own config of it reads back as the same model, training and fused projections
     aside. Raises ForeignConfigError naming what no family can express.
     """
+    if isinstance(vars(model).get("head"), RewardHead.Config):
+        return _reward_config(model, name)
     model = with_separate_projections(model)
     unlike: list[str] = []
     close: dict[str, list[str]] = {}
@@ -112,6 +119,38 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     ]
     message = "\n  ".join(["no Hugging Face family is this model:", *reasons, *unlike])
     raise ForeignConfigError(message)
+
+
+def _gives_reward(config: Mapping[str, Any]) -> bool:
+    """Returns whether a config.json is of a decoder with one label: a reward model; raises ForeignConfigError for more.
+
+    Such models are saved for the classification of sequences.
+    """
+    names = config.get("architectures") or [""]
+    if not str(names[0]).endswith(_CLASSIFIER):
+        return False
+    count = config.get("num_labels") or len(config.get("id2label") or (0, 1))
+    if count != 1:
+        message = f"{names[0]} with {count} labels is a classifier; only those with one, reward models, are read"
+        raise ForeignConfigError(message)
+    return True
+
+
+def _reward_config(model: Any, name: str | None) -> dict[str, Any]:
+    """Returns the config.json of a reward model: that of its language model, saved for one label."""
+    # A family may know only one of both heads.
+    heads: tuple[Head.Config, ...] = (UntiedHead.Config(), TiedHead.Config())
+    for last, head in enumerate(heads, 1 - len(heads)):
+        try:
+            config = foreign_config(as_language_model(model.clone(), head), name)
+        except ForeignConfigError:
+            if last == 0:
+                raise
+        else:
+            break
+    architectures = [str(one).replace("ForCausalLM", _CLASSIFIER) for one in config["architectures"]]
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    return {**config, "architectures": architectures, **labels, "tie_word_embeddings": False}
 
 
 def differences(first: Config, second: Config) -> list[str]:

@@ -6,9 +6,10 @@ The learner, if any, trains only adapters. `lora-pool` adds empty slots for many
 from typing import ClassVar, Literal
 
 import kanawa as kn
-from kanawa.contracts import Adapter, ParameterRule, Weighted, WeightForm
+from kanawa.contracts import Adapter, ParameterRule, Weighted, WeightForm, companions_apart
 from kanawa.errors import ConfigError
 
+from kanawa_layers.models.reward import RewardHead
 from kanawa_layers.tune.eight_bit_training import Fp8Training, Int8Training
 from kanawa_layers.tune.lora import DoRA, LoRA
 from kanawa_layers.tune.lora_pool import LoRAPool
@@ -62,10 +63,11 @@ def set_form(cfg: kn.Config, form: WeightForm.Config, targets: tuple[str, ...]) 
 
     Raises ConfigError where a target has none.
     """
-    for where in targets:
-        if not kn.replace(cfg, target=Weighted, edit=lambda node: node.set(form=form), where=where):
-            message = f"everything under {where!r} already has this form of weights: {type(form).__qualname__}"
-            raise ConfigError(message)
+    with companions_apart(cfg):
+        for where in targets:
+            if not kn.replace(cfg, target=Weighted, edit=lambda node: node.set(form=form), where=where):
+                message = f"everything under {where!r} already has this form of weights: {type(form).__qualname__}"
+                raise ConfigError(message)
     return cfg
 
 
@@ -154,10 +156,11 @@ def adapt(cfg: kn.Config, adapter: Adapter.Config, targets: tuple[str, ...]) -> 
         if "adapter" in node.fields():
             node.set(adapter=adapter)
 
-    for where in targets:
-        if not kn.replace(cfg, target=Weighted, edit=set_adapter, where=where):
-            message = f"nothing under {where!r} has a slot `adapter` without this adapter"
-            raise ConfigError(message)
+    with companions_apart(cfg):
+        for where in targets:
+            if not kn.replace(cfg, target=Weighted, edit=set_adapter, where=where):
+                message = f"nothing under {where!r} has a slot `adapter` without this adapter"
+                raise ConfigError(message)
     return train_adapters_only(cfg)
 
 
@@ -168,4 +171,15 @@ def train_adapters_only(cfg: kn.Config) -> kn.Config:
         # The last rule that matches a parameter wins, so these come after a user's own.
         only = (ParameterRule(where="**", frozen=True), ParameterRule(where=_ADAPTERS))
         learner.set(rules=(*learner.rules, *only))
+    return train_reward_head(cfg)
+
+
+def train_reward_head(cfg: kn.Config) -> kn.Config:
+    """Returns `cfg`; a head that is new, since it gives a reward, is trained beside adapters that freeze all else."""
+    learner, model = vars(cfg).get("learner"), vars(cfg).get("model")
+    if not isinstance(learner, kn.Config) or not isinstance(model, kn.Config):
+        return cfg
+    gives_reward = isinstance(vars(model).get("head"), RewardHead.Config)
+    if gives_reward and "rules" in learner.fields() and learner.rules:
+        learner.set(rules=(*learner.rules, ParameterRule(where="head.**")))
     return cfg
