@@ -7,7 +7,7 @@ import time
 import httpx2
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.serve.http.access import Keys
-from kanawa_runtime.serve.http.chat_template import template_of
+from kanawa_runtime.data.chats.template import template_of
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
 from kanawa_runtime.serve.http.served_model import ServedModel

@@ -1,13 +1,14 @@
 """`/v1/chat/completions`: templates, tools, formats and deltas."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
 
 import pytest
 from kanawa.errors import UsageError
-from kanawa_runtime.serve.http.chat_template import ChatTemplate
-from kanawa_runtime.serve.http.template_process import TemplateError, TemplateProcesses
+from kanawa_runtime.data.chats.template import ChatTemplate, turns
+from kanawa_runtime.data.chats.template_process import TemplateError, TemplateProcesses
 
 from .running_server import model_of, running_server
 from .scripted_engine import ScriptedEngine
@@ -189,7 +190,7 @@ def test_a_template_may_mark_what_the_model_wrote():
     )
     messages = [{"role": role, "content": role[0]} for role in ("user", "assistant", "user")]
     # What is set between the marks is unknown after them.
-    assert template.render(messages) == "u|a!|u|"
+    assert template.render(turns(messages)) == "u|a!|u|"
     with pytest.raises(UsageError, match="generation"):
         ChatTemplate("{% generation %}never ends")
 
@@ -215,13 +216,9 @@ def test_messages_that_a_template_refuses():
 )
 def test_a_template_reaches_nothing(source):
     """It comes with a stranger's model."""
-    from kanawa_runtime.serve.http.errors import ApiError
-
     text = None
-    try:
-        text = ChatTemplate(source).render([USER])
-    except ApiError as error:
-        assert error.status == 422
+    with contextlib.suppress(TemplateError):
+        text = ChatTemplate(source).render(turns([USER]))
     assert text in (None, "")
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kanawa_runtime.serve.engine.request import Grammar
-from kanawa_runtime.serve.http.chat_template import messages_for_template, tools_for_template
+from kanawa_runtime.serve.http.chat_template import messages_for_template, rendered, tools_for_template
 from kanawa_runtime.serve.http.choice import Choice, Piece
 from kanawa_runtime.serve.http.errors import invalid
 from kanawa_runtime.serve.http.exchange import Exchange
@@ -44,7 +44,8 @@ class Chat(TextEndpoint[ChatRequest]):
         service, messages = self.service, messages_for_template(request.messages)
         tools = tools_for_template(request.tools) if request.tool_choice != "none" else None
         service.check_texts([messages, tools, request.chat_template_kwargs], "messages")
-        text = service.model.template.render(
+        text = rendered(
+            service.model.template,
             messages,
             tools,
             add_generation_prompt=request.add_generation_prompt,

@@ -18,7 +18,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.generate import check_generates
-from kanawa_runtime.serve.http.chat_template import template_of
+from kanawa_runtime.data.chats.template import template_of
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.structured.grammars import Grammars
 

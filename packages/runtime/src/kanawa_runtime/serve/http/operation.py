@@ -14,7 +14,7 @@ from kanawa.errors import KanawaError
 
 from kanawa_runtime._version import __version__
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
-from kanawa_runtime.serve.http.chat_template import messages_for_template, tools_for_template
+from kanawa_runtime.serve.http.chat_template import messages_for_template, rendered, tools_for_template
 from kanawa_runtime.serve.http.errors import ApiError, invalid, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.protocol import MAX_TOKENIZED, DetokenizeRequest, LoadRequest, TokenizeRequest
@@ -126,7 +126,8 @@ def _tokenized(service: Service, request: TokenizeRequest) -> dict[str, Any]:
     model = service.model
     prefix, text = request.add_special_tokens, request.prompt
     if text is None:
-        text = model.template.render(
+        text = rendered(
+            model.template,
             messages_for_template(request.messages or ()),
             tools_for_template(request.tools),
             add_generation_prompt=request.add_generation_prompt,

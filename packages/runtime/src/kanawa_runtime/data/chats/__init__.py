@@ -1,0 +1,1 @@
+"""Conversations, and prompts with completions, as rows to learn the answers of."""
