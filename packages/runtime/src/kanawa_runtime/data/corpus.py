@@ -153,14 +153,15 @@ def _after(data: bytes, separator: bytes, place: int) -> int:
 def _held_out(documents: list[Document], one_in: int) -> frozenset[str]:
     """Returns the names held out: those whose hash says so, with at least one document on either side."""
     names = [document.name for document in documents]
-    held_out = frozenset(name for name in names if _name_hash(name) % one_in == 0)
+    held_out = frozenset(name for name in names if name_hash(name) % one_in == 0)
     if 0 < len(held_out) < len(names):
         return held_out
     # A small corpus may miss both sides of the hash; one document then stands for the share, none that is most of it.
     total = sum(len(document.data) for document in documents)
     small = [document.name for document in documents if 2 * len(document.data) <= total]
-    return frozenset({min(small, key=_name_hash)})
+    return frozenset({min(small, key=name_hash)})
 
 
-def _name_hash(name: str) -> int:
+def name_hash(name: str) -> int:
+    """Returns a number that depends on the name alone, the same on any machine."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big")

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from kanawa.config import Size, to_json
@@ -30,7 +30,7 @@ class PackedSource(DataSource):
         #: The data's digest identifies the tokenizer; its location may change.
         PLACEMENT = ("tokenizer_file",)
         #: Fields that enter the digest by their content, not by their value.
-        CONTENT: tuple[str, ...] = ()
+        CONTENT: ClassVar[tuple[str, ...]] = ()
 
         #: A saved tokenizer's file, or a Hugging Face model's folder.
         tokenizer_file: str | None = None

@@ -87,6 +87,18 @@ class ConcatenatedPacking(Packing):
         return PackedRows(item, start, cuts - begins, _offsets(begins // capacity))
 
 
+class OnePerRow(Packing):
+    """Gives each item rows of its own, as many as it fills: what follows a row's sequence is padding."""
+
+    def pack(self, lengths: np.ndarray, capacity: int) -> PackedRows:
+        """Returns a row for each item, and further ones for what is longer than a row."""
+        rows = -(-lengths // capacity)
+        item = np.repeat(np.arange(len(lengths)), rows)
+        start = (np.arange(len(item)) - np.repeat(np.cumsum(rows) - rows, rows)) * capacity
+        length = np.minimum(lengths[item] - start, capacity)
+        return PackedRows(item, start, length, np.arange(len(item) + 1))
+
+
 def _best_fit(sizes: list[int], capacity: int) -> np.ndarray:
     """Returns the row of each size, large to small: the fullest row with room, else a new one."""
     room: list[tuple[int, int]] = []  # (space left, row), sorted

@@ -15,7 +15,8 @@ from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.runs.run_directory import TOKENIZER as TOKENIZER
 
 #: The files that belong to a Hugging Face folder's.
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+GENERATION = "generation_config.json"
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", GENERATION)
 CHAT_TEMPLATE = "chat_template.jinja"
 #: The largest, of a quarter of a million tokens and half a million merges, take 34 MB.
 MOST_TOKENIZER_BYTES = 128 * 2**20

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kanawa.errors import UsageError
 
+from kanawa_runtime.data.chats.template import turns
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
 from kanawa_runtime.serve.growing_text import GrowingText
 from kanawa_runtime.serve.http.sampling import PromptReader
@@ -38,7 +39,7 @@ class Conversation:
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         template = self._model.template
-        prompt = template.render([*self._system, *asked])
+        prompt = template.render(turns([*self._system, *asked], add_generation_prompt=True))
         ids = self._reader.ids(prompt, prefix=not template.own, field="the conversation")
         request = Request(id=f"turn-{uuid.uuid4().hex}", prompt_ids=tuple(ids), sampling=self._fitting(len(ids)))
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()

@@ -5,9 +5,9 @@ import threading
 import time
 
 import httpx2
+from kanawa_runtime.data.chats.template import template_of
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.serve.http.access import Keys
-from kanawa_runtime.data.chats.template import template_of
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
 from kanawa_runtime.serve.http.served_model import ServedModel

@@ -4,16 +4,17 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from kanawa_runtime.data.chats.messages import Conversation, MessageError
+from kanawa_runtime.data.chats.messages import Conversation
 from kanawa_runtime.data.chats.template import ChatTemplate, turns
 from kanawa_runtime.data.chats.template_process import MarkedText, TemplateError
+from kanawa_runtime.data.records.source import RecordError
 
 #: Which answers of a conversation are learned.
 Answers = Literal["all", "last"]
 
 HOW_TO_MARK = (
-    "write {% generation %} before and {% endgeneration %} after what the assistant says in a copy of the template, and "
-    "set data.template_file to it"
+    "write {% generation %} before and {% endgeneration %} after what the assistant says in a copy of the template, "
+    "and set data.template_file to it"
 )
 
 
@@ -26,11 +27,13 @@ def learned_text(
     of the messages before it with the generation prompt, up to the last of `stops` where only white space follows.
     With `last`, the text ends with the last answer. Without an answer the text ends with the generation prompt.
 
-    Raises MessageError where there is nothing to learn, or the template refuses the messages, or what comes before an
+    Raises RecordError where there is nothing to learn, or the template refuses the messages, or what comes before an
     answer changes with what follows.
     """
     messages = conversation.messages
-    places = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= conversation.num_prompt]
+    places = [
+        i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= conversation.num_prompt
+    ]
     try:
         if not places:
             return MarkedText(_render(template, conversation, [(len(messages), True)], day)[0].text, ())
@@ -41,7 +44,7 @@ def learned_text(
             return _by_marks(template, conversation, places, answers, day)
         return _by_prefixes(template, conversation, places, stops, day)
     except TemplateError as error:
-        raise MessageError("messages", f"the model's chat template doesn't take them: {error}") from error
+        raise RecordError(at="messages", why=f"the model's chat template doesn't take them: {error}") from error
 
 
 def _render(
@@ -67,7 +70,7 @@ def _by_marks(
             "the chat template has {% generation %}, and marks nothing of this conversation; "
             "put what the assistant says between the marks"
         )
-        raise MessageError("messages", why)
+        raise RecordError(at="messages", why=why)
     return MarkedText(whole.text, spans)
 
 
@@ -86,7 +89,7 @@ def _by_prefixes(
 
 
 def _check_prefix(shorter: str, longer: str, at: str, what: str, count: int) -> None:
-    """Raises MessageError where one text doesn't begin with the other."""
+    """Raises RecordError where one text doesn't begin with the other."""
     if longer.startswith(shorter):
         return
     place = len(os.path.commonprefix([shorter, longer]))
@@ -96,7 +99,7 @@ def _check_prefix(shorter: str, longer: str, at: str, what: str, count: int) -> 
         f"the chat template writes what comes before differently {what} ({one} against {other}), so that what the "
         f"assistant says can't be told from it; {HOW_TO_MARK}{last}"
     )
-    raise MessageError(at, why)
+    raise RecordError(at=at, why=why)
 
 
 def _trimmed(text: str, begin: int, stops: Collection[str]) -> int:

@@ -1,24 +1,18 @@
 """Records as conversations: which columns hold what, checked, and in the one form that templates read."""
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kanawa.errors import UsageError, did_you_mean
+from kanawa.errors import did_you_mean
+
+from kanawa_runtime.data.records.source import RecordError
 
 #: Who may speak. `developer` is what newer clients call `system`.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 #: Columns of which a record has one set: a conversation, or a prompt with what completes it.
 _FORMS = "messages, or prompt and completion"
-
-
-class MessageError(UsageError):
-    """A record isn't a conversation; `at` is the place in it, such as `messages[2].role`."""
-
-    def __init__(self, at: str, why: str) -> None:
-        super().__init__(f"{at}: {why}")
-        self.at = at
-        self.why = why
 
 
 class TextPair(NamedTuple):
@@ -42,43 +36,43 @@ def conversation_of(fields: Mapping[str, Any]) -> Conversation | TextPair:
     """Returns what a record's fields hold; a prompt without completion has an empty one.
 
     `messages`, or `prompt` and `completion` (both texts, or both lists of messages), with `tools` (a list, or its JSON
-    text) and `chat_template_kwargs` (an object). Raises MessageError.
+    text) and `chat_template_kwargs` (an object). Raises RecordError.
     """
     found = {name: value for name, value in fields.items() if value is not None}
     extra = found.get("chat_template_kwargs")
     if extra is not None and not isinstance(extra, Mapping):
-        raise MessageError("chat_template_kwargs", f"expected an object, found {_kind(extra)}")
+        raise RecordError(at="chat_template_kwargs", why=f"expected an object, found {_kind(extra)}")
     tools = _tools(found.get("tools"))
     if "messages" in found:
         return Conversation(messages_of(found["messages"], "messages"), tools, extra)
     if "prompt" not in found:
-        raise MessageError("record", _no_column(found))
+        raise RecordError(at="record", why=_no_column(found))
     prompt, completion = found["prompt"], found.get("completion")
     if isinstance(prompt, str):
         if completion is not None and not isinstance(completion, str):
-            raise MessageError("completion", f"expected a text, as prompt is one, found {_kind(completion)}")
+            raise RecordError(at="completion", why=f"expected a text, as prompt is one, found {_kind(completion)}")
         if not prompt and not completion:
-            raise MessageError("prompt", "prompt and completion are both empty")
+            raise RecordError(at="prompt", why="prompt and completion are both empty")
         return TextPair(prompt, completion or "")
     asked = messages_of(prompt, "prompt")
     if completion is None:
         return Conversation(asked, tools, extra, len(asked))
     if isinstance(completion, str):
-        raise MessageError("completion", "expected messages, as prompt has them, found a text")
+        raise RecordError(at="completion", why="expected messages, as prompt has them, found a text")
     return Conversation([*asked, *messages_of(completion, "completion")], tools, extra, len(asked))
 
 
 def messages_of(value: Any, at: str) -> list[dict[str, Any]]:
-    """Returns messages as templates read them; raises MessageError for what isn't a list of them."""
+    """Returns messages as templates read them; raises RecordError for what isn't a list of them."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise MessageError(at, f"expected a list of messages, found {_kind(value)}")
+        raise RecordError(at=at, why=f"expected a list of messages, found {_kind(value)}")
     if not value:
-        raise MessageError(at, "expected at least one message, found an empty list")
+        raise RecordError(at=at, why="expected at least one message, found an empty list")
     return [_checked(message, f"{at}[{index}]") for index, message in enumerate(value)]
 
 
 def for_template(message: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """Returns a message with its content as one text and the arguments of calls as objects; raises MessageError.
+    """Returns a message with its content as one text and the arguments of calls as objects; raises RecordError.
 
     Fields that are none are left out: columns of tables have all fields of all messages.
     """
@@ -87,29 +81,27 @@ def for_template(message: Mapping[str, Any], at: str) -> dict[str, Any]:
     if made.get("role") == "developer":
         made["role"] = "system"
     if "tool_calls" in made:
-        made["tool_calls"] = [
-            _call(call, f"{at}.tool_calls[{place}]") for place, call in enumerate(made["tool_calls"])
-        ]
+        made["tool_calls"] = [_call(call, f"{at}.tool_calls[{place}]") for place, call in enumerate(made["tool_calls"])]
     return made
 
 
 def _checked(message: Any, at: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise MessageError(at, f"expected an object with role and content, found {_kind(message)}")
+        raise RecordError(at=at, why=f"expected an object with role and content, found {_kind(message)}")
     if "role" not in message:
         keys = ", ".join(map(str, message)) or "none"
         why = f"expected role and content, found the keys {keys}"
         if {"from", "value"} <= message.keys():
             why += "; write from and value as role and content, with the roles user and assistant"
-        raise MessageError(at, why)
+        raise RecordError(at=at, why=why)
     role = message["role"]
     if role not in ROLES:
         near = did_you_mean(role, ROLES) if isinstance(role, str) else ""
-        raise MessageError(f"{at}.role", f"found {role!r}, expected one of {', '.join(ROLES)}{near}")
+        raise RecordError(at=f"{at}.role", why=f"found {role!r}, expected one of {', '.join(ROLES)}{near}")
     if message.get("content") is None and not message.get("tool_calls"):
-        raise MessageError(f"{at}.content", "expected a text; only an assistant that calls tools may have none")
+        raise RecordError(at=f"{at}.content", why="expected a text; only an assistant that calls tools may have none")
     if not isinstance(message.get("tool_calls") or [], list | tuple):
-        raise MessageError(f"{at}.tool_calls", f"expected a list, found {_kind(message['tool_calls'])}")
+        raise RecordError(at=f"{at}.tool_calls", why=f"expected a list, found {_kind(message['tool_calls'])}")
     return for_template(message, at)
 
 
@@ -117,13 +109,13 @@ def _text(content: Any, at: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
-        raise MessageError(at, f"expected a text or a list of its parts, found {_kind(content)}")
+        raise RecordError(at=at, why=f"expected a text or a list of its parts, found {_kind(content)}")
     parts = []
     for place, part in enumerate(content):
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
             kind = part.get("type", "no type") if isinstance(part, Mapping) else _kind(part)
-            raise MessageError(f"{at}[{place}]", f"expected a part of type text, found {kind}")
+            raise RecordError(at=f"{at}[{place}]", why=f"expected a part of type text, found {kind}")
         parts.append(text)
     return "".join(parts)
 
@@ -131,13 +123,15 @@ def _text(content: Any, at: str) -> str:
 def _call(call: Any, at: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise MessageError(at, "expected an object whose function has a name and arguments")
+        raise RecordError(at=at, why="expected an object whose function has a name and arguments")
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
         try:
             arguments = json.loads(arguments or "{}")
         except (TypeError, ValueError, RecursionError) as error:
-            raise MessageError(f"{at}.function.arguments", f"expected the text of a JSON object: {error}") from error
+            raise RecordError(
+                at=f"{at}.function.arguments", why=f"expected the text of a JSON object: {error}"
+            ) from error
     # Columns of tables have the arguments of all calls.
     given = arguments if not isinstance(arguments, Mapping) else {k: v for k, v in arguments.items() if v is not None}
     return {**call, "function": {**function, "arguments": given}}
@@ -148,26 +142,33 @@ def _tools(value: Any) -> list[Mapping[str, Any]] | None:
         try:
             value = json.loads(value) if value.strip() else None
         except ValueError as error:
-            raise MessageError("tools", f"expected a list of tools, or its JSON text: {error}") from error
+            raise RecordError(at="tools", why=f"expected a list of tools, or its JSON text: {error}") from error
     if value is None:
         return None
     if not isinstance(value, Sequence) or not all(isinstance(tool, Mapping) for tool in value):
-        raise MessageError("tools", f"expected a list of objects, found {_kind(value)}")
+        raise RecordError(at="tools", why=f"expected a list of objects, found {_kind(value)}")
     return list(value) or None
 
 
 def _no_column(found: Mapping[str, Any]) -> str:
     names = ", ".join(found) or "none"
-    near = "".join(did_you_mean(name, found) for name in ("messages", "prompt"))
-    hint = ""
+    near = [other for name in ("messages", "prompt") for other in difflib.get_close_matches(name, found, n=1)]
+    hint = f"; rename {near[0]}, if it is meant as such" if near else ""
     if "conversations" in found:
         hint = "; rename conversations to messages"
     elif "text" in found:
         hint = "; text alone is learned whole: train without --modify sft"
-    return f"expected the columns {_FORMS}; found {names}{near}{hint}"
+    return f"expected the columns {_FORMS}; found {names}{hint}"
 
 
 def _kind(value: Any) -> str:
     """Returns what a value is, as JSON calls it, and its beginning."""
-    names = {str: "a text", bool: "a truth value", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    names = {
+        str: "a text",
+        bool: "a truth value",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
     return f"{names.get(type(value), type(value).__name__)} ({str(value)[:40]!r})"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kanawa.errors import UsageError
-from kanawa.guarded_read import guarded_bytes
+from kanawa.guarded_read import UnreadableFileError, guarded_bytes
 
 from kanawa_runtime.data.chats.template_process import MarkedText, TemplateError, TemplateProcesses
 from kanawa_runtime.runs.tokenizer_file import CHAT_TEMPLATE
@@ -83,7 +83,7 @@ def check_jinja() -> None:
 def template_of(files: Mapping[str, bytes], chosen: Path | None = None) -> ChatTemplate:
     """Returns the template in `chosen`, else of a tokenizer's folder files, else the plain one.
 
-    Raises UsageError for a template that isn't Jinja.
+    Raises UsageError for a template that can't be read, or isn't Jinja.
     """
     settings = json.loads(files.get("tokenizer_config.json", b"{}"))
     tokens = {}
@@ -92,7 +92,7 @@ def template_of(files: Mapping[str, bytes], chosen: Path | None = None) -> ChatT
         value = value.get("content") if isinstance(value, dict) else value
         tokens[role] = value if isinstance(value, str) else ""
     if chosen is not None:
-        return ChatTemplate(guarded_bytes(chosen, most=MAX_TEMPLATE_BYTES).decode(), tokens)
+        return ChatTemplate(_read(chosen), tokens)
     source = files[CHAT_TEMPLATE].decode() if CHAT_TEMPLATE in files else settings.get("chat_template")
     if isinstance(source, list):
         # Older folders list several by name; tools have one of their own there.
@@ -101,3 +101,12 @@ def template_of(files: Mapping[str, bytes], chosen: Path | None = None) -> ChatT
     if isinstance(source, str) and len(source) <= MAX_TEMPLATE_BYTES:
         return ChatTemplate(source, tokens)
     return ChatTemplate(PLAIN, tokens, own=False)
+
+
+def _read(file: Path) -> str:
+    try:
+        return guarded_bytes(file, most=MAX_TEMPLATE_BYTES).decode()
+    except (OSError, UnreadableFileError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"can't read the chat template {file}: {reason}"
+        raise UsageError(message) from error

@@ -8,8 +8,8 @@ import datetime
 import functools
 import json
 import os
-import select
 import secrets
+import select
 import struct
 import subprocess
 import sys
@@ -47,7 +47,7 @@ class TemplateProcesses:
 
     def render(self, source: str, variables: Mapping[str, Any] | None, *, seconds: float) -> str:
         """Returns a template's text; "" without variables, where it is only read. Raises TemplateError."""
-        return self._answers(source, [variables], seconds)[0]["text"]
+        return str(self._answers(source, [variables], seconds)[0]["text"])
 
     def render_marked(
         self, source: str, variables: Sequence[Mapping[str, Any]], *, seconds: float, day: str
@@ -176,7 +176,9 @@ class _Renderer:
 
     def marked(self, text: str) -> MarkedText:
         """Returns a text without its frames, and where they were; inner marks are part of the outer one."""
-        pieces, spans, length, depth, begin, at = [], [], 0, 0, 0, 0
+        pieces: list[str] = []
+        spans: list[tuple[int, int]] = []
+        length, depth, begin, at = 0, 0, 0, 0
         while True:
             places = [(text.find(mark, at), mark) for mark in (self._begin, self._end)]
             found = [place for place in places if place[0] >= 0]

@@ -11,7 +11,7 @@ from kanawa.errors import INTERRUPTIONS
 
 from kanawa_runtime.data.tokenizers.byte_alphabet import BYTE_OF
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
-from kanawa_runtime.runs.tokenizer_file import TokenizerError
+from kanawa_runtime.runs.tokenizer_file import CHAT_TEMPLATE, GENERATION, TokenizerError
 
 #: Decoders by how they spell a space or a byte in a token.
 _BYTE_LEVEL, _WORD_PIECE, _WORD_END = "ByteLevel", "WordPiece", "BPEDecoder"
@@ -125,6 +125,22 @@ class HuggingFaceTokenizer(Tokenizer):
         """Returns the ids of `text`, int32, without what a prompt begins with; bytes that aren't UTF-8 are replaced."""
         string = as_bytes(text).decode("utf-8", "replace")
         return np.array(self._library.encode(string, add_special_tokens=False).ids, np.int32)
+
+    def encode_ranges(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of `text` and the characters that each covers; see `Tokenizer.encode_ranges`."""
+        encoded = self._library.encode(as_bytes(text).decode("utf-8", "replace"), add_special_tokens=False)
+        return np.array(encoded.ids, np.int32), np.array(encoded.offsets, np.int64).reshape(-1, 2)
+
+    def for_chats(self, template: str, stop_id: int | None) -> "HuggingFaceTokenizer":
+        """Returns the same tokenizer, with this chat template, and with one more id that ends an answer."""
+        files, special = dict(self._state["files"]), dict(self._special)
+        files[CHAT_TEMPLATE] = template
+        if stop_id is not None and stop_id not in special["stop"]:
+            special["stop"] = sorted([*special["stop"], stop_id])
+            generation = json.loads(files.get(GENERATION, "{}"))
+            files[GENERATION] = json.dumps({**generation, "eos_token_id": special["stop"]}, indent=1)
+        made: HuggingFaceTokenizer = self.config.clone().build(state={"files": files, "special": special})
+        return made
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`, special ones left out; raises TokenizerError for an id out of range."""

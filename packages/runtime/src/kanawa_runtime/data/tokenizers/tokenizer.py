@@ -37,6 +37,19 @@ class Tokenizer(Configurable):
     def encode(self, text: bytes | str) -> np.ndarray:
         """Returns the ids of `text`, int32 [tokens]; a string is encoded as UTF-8."""
 
+    def encode_ranges(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of `text`, int32 [tokens], and which of its characters each covers, int64 [tokens, 2].
+
+        Ranges are [begin, end). Tokens that share the bytes of a character all cover it.
+        """
+        ids = self.encode(text)
+        # The character that each byte belongs to, and one more for the end.
+        sizes = [len(as_bytes(character)) for character in text]
+        character = np.append(np.repeat(np.arange(len(text)), sizes), len(text))
+        ends = np.cumsum(self.byte_lengths[ids], dtype=np.int64)
+        begins = ends - self.byte_lengths[ids]
+        return ids, np.stack([character[begins], character[np.maximum(ends - 1, begins)] + 1], axis=1)
+
     @abc.abstractmethod
     def state(self) -> dict[str, Any]:
         """Returns what was learned, as JSON values; `cfg.build(state=...)` restores it."""

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kanawa_runtime.data.chats.messages import MessageError, for_template
+from kanawa_runtime.data.chats.messages import for_template
 from kanawa_runtime.data.chats.template import ChatTemplate, turns
 from kanawa_runtime.data.chats.template_process import TemplateError
+from kanawa_runtime.data.records.source import RecordError
 from kanawa_runtime.serve.http.errors import invalid, unprocessable
 from kanawa_runtime.serve.http.protocol import Message, Tool
 
@@ -29,8 +30,11 @@ def rendered(
 def messages_for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Returns messages as templates read them: content as one text, arguments of calls as objects."""
     try:
-        return [for_template(message.model_dump(exclude_none=True), f"messages[{index}]") for index, message in enumerate(messages)]
-    except MessageError as error:
+        return [
+            for_template(message.model_dump(exclude_none=True), f"messages[{index}]")
+            for index, message in enumerate(messages)
+        ]
+    except RecordError as error:
         raise invalid(at=error.at, why=error.why) from error
 
 

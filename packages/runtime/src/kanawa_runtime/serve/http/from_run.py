@@ -8,6 +8,7 @@ from kanawa.config import to_json
 from kanawa.contracts import CausalLM
 from kanawa.errors import UsageError
 
+from kanawa_runtime.data.chats.template import template_of
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, tokenizer_of, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
@@ -18,7 +19,6 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.generate import check_generates
-from kanawa_runtime.data.chats.template import template_of
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.structured.grammars import Grammars
 

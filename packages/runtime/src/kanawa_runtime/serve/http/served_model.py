@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from kanawa_runtime.data.chats.template import ChatTemplate
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.engine.request import Engine
-from kanawa_runtime.data.chats.template import ChatTemplate
 from kanawa_runtime.serve.http.protocol import TextRequest
 from kanawa_runtime.serve.http.sampling import DEFAULTED
 from kanawa_runtime.serve.structured.grammars import Grammars
