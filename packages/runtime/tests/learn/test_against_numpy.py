@@ -7,6 +7,7 @@ import pytest
 from kanawa.arrays.spec import ParamSpec
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.lion import Lion
+from kanawa_runtime.learn.muon import Muon
 from kanawa_runtime.learn.sgd import SGD
 from kanawa_runtime.learn.soap import Soap
 from kanawa_runtime.learn.sophia import Sophia
@@ -17,6 +18,9 @@ SPECS = {
     "square.weight": ParamSpec((6, 6), ("embed", "mlp")),
     "wide.weight": ParamSpec((5, 8), ("embed", "mlp")),
     "heads.weight": ParamSpec((6, 3, 2), ("embed", "heads", "head_dim"), fan_out_axes=(1, 2)),
+    "qkv.weight": ParamSpec(
+        (6, 2, 4, 3), ("embed", "kv_heads", None, "head_dim"), fan_out_axes=(1, 2, 3), parts=(2, (2, 1, 1))
+    ),
     "norm.scale": ParamSpec((6,), ("embed",), weight_decay=0.0),
 }
 
@@ -142,9 +146,53 @@ def sophia_of(path):
     return rule
 
 
+class MuonOfMatrix:
+    """Momentum with a look ahead, five Newton-Schulz steps, scale: https://kellerjordan.github.io/posts/muon/."""
+
+    def __init__(self, scale, cuts=None):
+        self.scale, self.cuts, self.momentum = scale, cuts, 0.0
+
+    def __call__(self, g, step):
+        self.momentum = 0.95 * self.momentum + g
+        ahead = g + 0.95 * self.momentum
+        if self.cuts is None:
+            return self.orthogonal(ahead.reshape(g.shape[0], -1))
+        # Query heads, key and value of each key head lie side by side in the middle.
+        pieces = np.split(ahead, self.cuts, axis=2)
+        whole = [self.orthogonal(piece.reshape(g.shape[0], -1)).reshape(piece.shape) for piece in pieces]
+        return np.concatenate(whole, axis=2)
+
+    def orthogonal(self, x):
+        rows, columns = x.shape
+        x = x / np.linalg.norm(x)
+        for _ in range(5):
+            square = x @ x.T
+            x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+        return self.scale(rows, columns) * x
+
+
+def moonshot(rows, columns):
+    return 0.2 * np.sqrt(max(rows, columns))
+
+
+def jordan(rows, columns):
+    return np.sqrt(max(1.0, columns / rows))
+
+
+def muon_of(scale):
+    def rule_of(path):
+        cuts = [2, 3] if path == "qkv.weight" else None
+        return Adam(0.9, 0.95) if path == "norm.scale" else MuonOfMatrix(scale, cuts)
+
+    return rule_of
+
+
+MUON = {"newton_schulz_dtype": "float32", "weight_decay": DECAY}
+
+
 def soap_of(path):
-    # Of a 5 x 8 matrix only the short side, as `max_side` says: 8 columns of one gradient have no basis but by chance.
-    sides = {"norm.scale": None, "wide.weight": (0,)}.get(path, (0, 1))
+    # Of a wide matrix only the short side, as `max_side` says: the columns of one gradient have no basis but by chance.
+    sides = {"norm.scale": None, "wide.weight": (0,), "qkv.weight": (0,)}.get(path, (0, 1))
     return Adam(0.95, 0.95) if sides is None else SoapOfMatrix(sides, 3)
 
 
@@ -152,6 +200,8 @@ CASES = {
     "adamw": (AdamW.Config(weight_decay=DECAY), lambda path: Adam(0.9, 0.95)),
     "lion": (Lion.Config(weight_decay=DECAY), lambda path: lion()),
     "sgd": (SGD.Config(momentum=0.5, weight_decay=DECAY), lambda path: momentum()),
+    "muon, scaled as Moonshot's": (Muon.Config(**MUON), muon_of(moonshot)),
+    "muon, scaled as Jordan's": (Muon.Config(rms=None, **MUON), muon_of(jordan)),
     "sophia": (Sophia.Config(interval=4, gamma=20.0, weight_decay=DECAY), sophia_of),
     "soap": (Soap.Config(interval=3, max_side=6, weight_decay=DECAY), soap_of),
 }

@@ -17,6 +17,7 @@ class ParamSpec:
 
     `fan_in_axes` and `fan_out_axes` index dimensions of the unstacked shape; every other dimension counts as batch.
     `weight_decay` and `lr_scale` multiply the learner's values. `num_stacked` leading dimensions hold layers.
+    `parts`, (dimension of the unstacked shape, lengths), says that several matrices lie side by side along it.
     `trainable` False excludes the parameter from gradients, updates and optimizer state, whatever the learner's config.
     """
 
@@ -32,6 +33,7 @@ class ParamSpec:
     memory: str = "device"
     num_stacked: int = 0
     trainable: bool = True
+    parts: tuple[int, tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):
@@ -41,6 +43,9 @@ class ParamSpec:
             if axis is not None and axis not in AXES:
                 message = f"unknown logical axis {axis!r}{did_you_mean(axis, AXES)}"
                 raise ShardingError(message)
+        if self.parts is not None and sum(self.parts[1]) != self.shape[self.num_stacked :][self.parts[0]]:
+            message = f"parts {self.parts[1]} don't fill dimension {self.parts[0]} of shape {self.shape}"
+            raise ShardingError(message)
 
     @property
     def size(self) -> int:

@@ -28,6 +28,7 @@ from kanawa.contracts.device_mesh import DeviceMesh as DeviceMesh
 from kanawa.contracts.experiment_template import ExperimentTemplate as ExperimentTemplate
 from kanawa.contracts.optimizer import GradientTransformation as GradientTransformation
 from kanawa.contracts.optimizer import Optimizer as Optimizer
+from kanawa.contracts.optimizer import ParameterGroup as ParameterGroup
 from kanawa.contracts.optimizer import ParameterRule as ParameterRule
 from kanawa.contracts.optimizer import ScheduleFactory as ScheduleFactory
 from kanawa.contracts.program import Environment as Environment

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import REQUIRED, Config, Configurable, NonNegative
@@ -28,7 +28,12 @@ class Optimizer(Configurable):
     of the Hessian's diagonal by parameter path. It costs as much as a gradient; call it inside `jax.lax.cond`.
     """
 
-    uses_curvature: ClassVar[bool] = False
+    uses_curvature: bool = False
+
+    @property
+    def averages(self) -> bool:
+        """Whether `evaluated` gives other parameters than those trained."""
+        return type(self).evaluated is not Optimizer.evaluated
 
     @abc.abstractmethod
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> GradientTransformation:
@@ -68,5 +73,21 @@ class ParameterRule(Config):
 
     where: str = REQUIRED
     frozen: bool = False
+    lr_scale: NonNegative | None = None
+    weight_decay: NonNegative | None = None
+
+
+class ParameterGroup(Config):
+    """Parameters with an optimizer of their own, chosen by path and by role; a parameter may be in one group only.
+
+    `where` are globs over paths (empty: all), `roles` narrows to roles (empty: all): "embedding" (has a vocab axis),
+    "matrix" (from hidden to hidden), "expert" (such a matrix of each expert), "vector" (all else). `lr_scale` and
+    `weight_decay` are as in ParameterRule. `optimizer` None uses the learner's.
+    """
+
+    name: str = REQUIRED
+    where: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    optimizer: Optimizer.Config | None = None
     lr_scale: NonNegative | None = None
     weight_decay: NonNegative | None = None

@@ -18,7 +18,7 @@ Flat = dict[str, jax.Array]
 
 
 @dataclasses.dataclass
-class _Transformation:
+class _Transformation(GradientTransformation):
     init: Callable[..., Any]
     update: Callable[..., Any]
 

@@ -65,7 +65,7 @@ def add_projections(
     add_output(layer, cfg, heads)
 
 
-def add_fused_projections(layer: kn.Module, cfg: Any, heads: Heads) -> None:
+def add_fused_projections(layer: Any, cfg: Any, heads: Heads) -> None:
     """Declares `qkv` in place of the three, and `output`.
 
     The fused weight is [embed, kv_heads, heads / kv_heads + 2, head_dim]: each key head is stored with its queries and
@@ -78,6 +78,7 @@ def add_fused_projections(layer: kn.Module, cfg: Any, heads: Heads) -> None:
         output_shape=(heads.kv_heads, heads.heads // heads.kv_heads + 2, heads.head_dim),
         axes=("embed", "kv_heads", None, "head_dim"),
     )
+    layer.qkv.mark_parts(2, (heads.heads // heads.kv_heads, 1, 1))
     for name in ("query", "key", "value"):
         layer.add_child(name, None)
     add_output(layer, cfg, heads)

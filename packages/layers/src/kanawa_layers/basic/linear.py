@@ -1,5 +1,6 @@
 """Linear projection over any trailing axes: the one dense layer that everything else is made of."""
 
+import dataclasses
 import math
 
 import kanawa as kn
@@ -60,6 +61,13 @@ class Linear(Weighted):
             y = self.adapter(x, y, lambda: self.dense_weight("weight"))
         # The bias comes last, since DoRA doesn't rescale it.
         return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y
+
+    @kn.nowrap
+    def mark_parts(self, axis: int, lengths: tuple[int, ...]) -> None:
+        """Declares that several projections lie side by side along dimension `axis` of the weight."""
+        spec = self.param_specs.get("weight")
+        if spec is not None:
+            self.param_specs["weight"] = dataclasses.replace(spec, parts=(axis, lengths))
 
     @kn.nowrap
     def adapter_of(self, name: str) -> Adapter | None:

@@ -92,6 +92,7 @@ class FusedGatedFeedForward(FeedForward):
             output_shape=(2, cfg.hidden_dim),
             axes=("embed", None, "mlp"),
         )
+        self.gate_up.mark_parts(1, (1, 1))
         add_linear(self, "down", cfg.hidden_dim, cfg.input_dim, ("mlp", "embed"))
         self._gating = cfg.gating.build()
 

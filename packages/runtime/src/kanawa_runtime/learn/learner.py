@@ -10,7 +10,7 @@ import numpy as np
 from kanawa.arrays.optimizer_state import from_flat, to_flat
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import CallableConfig, Configurable, Positive, match_path
-from kanawa.contracts import GradientTransformation, Optimizer, ScheduleFactory
+from kanawa.contracts import GradientTransformation, Optimizer, ParameterGroup, ScheduleFactory
 from kanawa.contracts import ParameterRule as ParameterRule
 from kanawa.contracts.optimizer import Schedule
 from kanawa.errors import UsageError, did_you_mean
@@ -18,6 +18,7 @@ from kanawa.module import Last, Metric
 
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.from_optax import FromOptax
+from kanawa_runtime.learn.groups import Grouped, regrouped
 from kanawa_runtime.learn.moving_average import MovingAverage, without_average
 from kanawa_runtime.learn.schedules import Constant
 
@@ -62,7 +63,9 @@ RATE_FACTOR = "rate_factor"
 
 
 class Learner(Configurable):
-    """An optimizer, its schedule, clipping by global norm (None: off), exceptions by path.
+    """An optimizer, its schedule, clipping by global norm (None: off), exceptions by path (`rules`).
+
+    `groups` have optimizers of their own, and `optimizer` takes the parameters of none.
 
     The optimizer may be any optax transformation: `kn.config_for(optax.adamw, learning_rate=kn.FROM_PARENT)`.
 
@@ -77,6 +80,7 @@ class Learner(Configurable):
         schedule: ScheduleFactory.Config = Constant.Config(peak=1e-3)
         clip_norm: Positive | None = 1.0
         rules: tuple[ParameterRule, ...] = ()
+        groups: tuple[ParameterGroup, ...] = ()
         skip_nonfinite: bool = False
         average: MovingAverage.Config | None = None
         steerable: bool = False
@@ -87,6 +91,9 @@ class Learner(Configurable):
         optimizer = self.config.optimizer
         if isinstance(optimizer, CallableConfig):
             optimizer = FromOptax.Config(transform=optimizer)
+        if self.config.groups:
+            trained = regrouped(self.config.groups, trained)
+            optimizer = Grouped.Config(groups=self.config.groups, rest=optimizer)
         schedule = self.config.schedule.build().schedule(total_steps)
         return UpdateRule(
             trained,
@@ -124,7 +131,7 @@ class UpdateRule:
         self._average = average
         self._first_factor = {RATE_FACTOR: np.ones((), np.float32)} if steerable else {}
         self._factor: jax.Array | None = None
-        if average is not None and type(optimizer).evaluated is not Optimizer.evaluated:
+        if average is not None and optimizer.averages:
             message = (
                 f"{type(optimizer).__name__} evaluates an average of its own already; set learner.average=None, or "
                 "another optimizer"
@@ -149,7 +156,7 @@ class UpdateRule:
     @property
     def averages(self) -> bool:
         """Whether `evaluated` gives other parameters than those trained."""
-        return self._average is not None or type(self._optimizer).evaluated is not Optimizer.evaluated
+        return self._average is not None or self._optimizer.averages
 
     def evaluated(self, params: Flat, opt: Flat) -> Flat:
         """Returns the parameters to evaluate and serve with."""

@@ -11,12 +11,29 @@ from kanawa.arrays.spec import ParamSpec
 
 @dataclasses.dataclass(frozen=True)
 class MatrixLayout:
-    """Which dimensions of an array are rows (fan in), columns (fan out) and batch (stacked layers, experts)."""
+    """Which dimensions of an array are rows (fan in), columns (fan out) and batch (stacked layers, experts).
+
+    `cut`, (dimension, lengths), separates matrices that are stored side by side, such as a fused projection's.
+    """
 
     shape: tuple[int, ...]
     batch: tuple[int, ...]
     rows: tuple[int, ...]
     columns: tuple[int, ...]
+    cut: tuple[int, tuple[int, ...]] | None = None
+
+    def parts(self) -> list[tuple["MatrixLayout", tuple[slice, ...]]]:
+        """Returns the layout of each matrix that lies side by side with others, and where it is; one where none do."""
+        if self.cut is None:
+            return [(self, (slice(None),) * len(self.shape))]
+        axis, lengths = self.cut
+        found, start = [], 0
+        for length in lengths:
+            shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
+            where = tuple(slice(start, start + length) if a == axis else slice(None) for a in range(len(shape)))
+            found.append((dataclasses.replace(self, shape=shape, cut=None), where))
+            start += length
+        return found
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -44,7 +61,8 @@ def matrix_layout(spec: ParamSpec) -> MatrixLayout | None:
         tuple(spec.num_stacked + axis % rank for axis in axes) for axes in (spec.fan_in_axes, spec.fan_out_axes)
     )
     batch = tuple(a for a in range(len(spec.shape)) if a not in rows and a not in columns)
-    layout = MatrixLayout(spec.shape, batch, rows, columns)
+    cut = None if spec.parts is None else (spec.num_stacked + spec.parts[0] % rank, spec.parts[1])
+    layout = MatrixLayout(spec.shape, batch, rows, columns, cut)
     # A column such as a gate's [embed, 1] is a vector, whatever its shape; a bias has one axis as both fans.
     return None if set(rows) & set(columns) or min(layout.fans) == 1 else layout
 

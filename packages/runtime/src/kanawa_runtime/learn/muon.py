@@ -1,13 +1,16 @@
 """Muon: momentum of hidden matrices, orthogonalised by Newton-Schulz; AdamW for everything else."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Epsilon, FloatDtype, NonNegative, Partial, Positive, Size
+from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, hidden_matrices
 from kanawa_runtime.learn.scheduled import Flat, ScheduledOptimizer, only_paths
@@ -39,7 +42,8 @@ def orthogonalised(matrices: Float[Array, "N I O"], steps: int, dtype: str) -> F
 class Muon(ScheduledOptimizer):
     """Each layer's and each expert's matrix is orthogonalised by itself, from fan-in to fan-out axes of its ParamSpec.
 
-    Embeddings, heads, norms and biases get Adam with `b1`, `b2`, `eps`. Updates of matrices are scaled by
+    So are query, key and value, or gate and up, of one fused weight. Embeddings, heads, norms and biases get Adam with
+    `b1`, `b2`, `eps`, at `adam_rate` times the learning rate. Updates of matrices are scaled by
     `rms` x sqrt(max(fan_in, fan_out)), Adam's usual size, so learning rate and decay carry over from AdamW
     (Moonlight, arXiv:2502.16982, section 2.2); `rms` None scales by sqrt(max(1, fan_out / fan_in)), as Jordan does.
     """
@@ -53,6 +57,7 @@ class Muon(ScheduledOptimizer):
         b1: Partial = 0.9
         b2: Partial = 0.95
         eps: Epsilon = 1e-8
+        adam_rate: Positive = 1.0
         weight_decay: NonNegative = 0.1
 
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
@@ -67,6 +72,15 @@ class Muon(ScheduledOptimizer):
             ("muon", only_paths(layouts, self._of_matrices(layouts))),
             ("adam", only_paths(rest, optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps))),
         ]
+
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
+        """Returns the links, decay and learning rate; `adam_rate` multiplies the rate scale of what Adam updates."""
+        scale, matrices = self.config.adam_rate, hidden_matrices(specs)
+        own = {
+            path: spec if path in matrices else dataclasses.replace(spec, lr_scale=scale * spec.lr_scale)
+            for path, spec in specs.items()
+        }
+        return super().transformation(own, learning_rate)
 
     def _of_matrices(self, layouts: Mapping[str, MatrixLayout]) -> optax.GradientTransformation:
         cfg = self.config
@@ -83,12 +97,18 @@ class Muon(ScheduledOptimizer):
                 ahead = {path: cfg.momentum * momentum[path] + grad for path, grad in grads.items()}
             updates = {}
             for path, change in ahead.items():
-                matrices = layouts[path].to_matrices(change)
-                matrices = orthogonalised(matrices, cfg.newton_schulz_steps, cfg.newton_schulz_dtype)
-                updates[path] = self._size(layouts[path]) * layouts[path].from_matrices(matrices)
+                parts = [self._of_part(layout, change[where]) for layout, where in layouts[path].parts()]
+                cut = layouts[path].cut
+                updates[path] = parts[0] if cut is None else jnp.concatenate(parts, cut[0])
             return updates, MuonState(momentum)
 
         return optax.GradientTransformation(init, update)
+
+    def _of_part(self, layout: MatrixLayout, change: jax.Array) -> jax.Array:
+        """Returns the update of one matrix a layer or expert."""
+        cfg = self.config
+        matrices = orthogonalised(layout.to_matrices(change), cfg.newton_schulz_steps, cfg.newton_schulz_dtype)
+        return self._size(layout) * layout.from_matrices(matrices)
 
     def _size(self, layout: MatrixLayout) -> float:
         rows, columns = layout.fans

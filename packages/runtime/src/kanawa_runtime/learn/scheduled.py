@@ -58,11 +58,13 @@ def only_paths(paths: Collection[str], inner: optax.GradientTransformation) -> o
     def chosen(flat: Flat) -> Flat:
         return {path: leaf for path, leaf in flat.items() if path in paths}
 
-    def update(updates: Flat, state: Any, params: Flat | None = None) -> tuple[Flat, Any]:
-        changed, state = inner.update(chosen(updates), state, None if params is None else chosen(params))
+    full = optax.with_extra_args_support(inner)
+
+    def update(updates: Flat, state: Any, params: Flat | None = None, **extra: Any) -> tuple[Flat, Any]:
+        changed, state = full.update(chosen(updates), state, None if params is None else chosen(params), **extra)
         return {**updates, **changed}, state
 
-    return optax.GradientTransformation(lambda params: inner.init(chosen(params)), update)
+    return optax.GradientTransformationExtraArgs(lambda params: inner.init(chosen(params)), update)
 
 
 _RATE = "rate"

@@ -1,7 +1,7 @@
 """Sophia: momentum divided by an occasional estimate of curvature, and clipped (Liu et al. 2023, arXiv:2305.14342)."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ class Sophia(ScheduledOptimizer):
     AdamW's learning rate. The update is made of algorithm 3.
     """
 
-    uses_curvature: ClassVar[bool] = True
+    uses_curvature = True
 
     class Config(ScheduledOptimizer.Config):
         b1: Partial = 0.96
