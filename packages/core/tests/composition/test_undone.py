@@ -25,6 +25,7 @@ class Layer(kn.Config):
 class Job(kn.Config):
     layers: list[Layer] = [Layer(), Layer(), Layer(), Layer()]
     steps: int = 1
+    tags: tuple[str, ...] = ()
 
 
 class Gated(kn.Modifier):
@@ -73,9 +74,19 @@ class Rate(kn.Modifier):
         return cfg
 
 
+class Tag(kn.Modifier):
+    """Adds a tag at the end, as modifiers do that are repeated."""
+
+    class Config(kn.Modifier.Config):
+        name: str = "a"
+
+    def __call__(self, cfg):
+        return cfg.set(tags=(*cfg.tags, self.config.name))
+
+
 @pytest.fixture
 def warnings_of(fake_distribution, caplog):
-    kinds = {"gated": Gated, "ungated": Ungated, "around": Around, "fresh": Fresh, "rate": Rate}
+    kinds = {"gated": Gated, "ungated": Ungated, "around": Around, "fresh": Fresh, "rate": Rate, "tag": Tag}
     groups = [f"{name} = {cls.__module__}:{cls.__name__}" for name, cls in kinds.items()]
     fake_distribution("fake-gates", {"kanawa.modifiers": groups})
 
@@ -109,7 +120,8 @@ def test_a_new_config_loses_everything(warnings_of):
 
 
 @pytest.mark.parametrize(
-    "modifiers", [("gated",), ("gated", "rate"), ("gated", "around"), ("rate", "rate"), ("fresh",)]
+    "modifiers",
+    [("gated",), ("gated", "rate"), ("gated", "around"), ("rate", "rate"), ("fresh",), ("tag", "tag:name=b")],
 )
 def test_what_builds_on_another_is_silent(warnings_of, modifiers):
     assert warnings_of(*modifiers) == []

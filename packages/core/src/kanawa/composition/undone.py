@@ -34,7 +34,7 @@ def undone(before: Config, after: Config, modifier: str) -> list[str]:
         if any(_is_inside(claim.path, top) for top in tops) or (claim.name, claim.origin) in here:
             continue
         now = _value_at(after, claim.path)
-        if now == claim.value or _is_wrapped(claim.value, now):
+        if now == claim.value or _is_wrapped(claim.value, now) or _is_extended(claim.value, now):
             continue
         tops.append(claim.path)
         lost.setdefault(claim.origin.detail, []).append(f"{claim.path} ({_text(claim.value)} is now {_text(now)})")
@@ -71,6 +71,11 @@ def _is_wrapped(value: Any, now: Any) -> bool:
         and isinstance(now, Config)
         and any(type(node) is type(value) for _, node in now.walk())
     )
+
+
+def _is_extended(value: Any, now: Any) -> bool:
+    """Whether a tuple is as it was, with more at its end."""
+    return isinstance(value, tuple) and isinstance(now, tuple) and now[: len(value)] == value
 
 
 def _is_inside(path: str, top: str) -> bool:

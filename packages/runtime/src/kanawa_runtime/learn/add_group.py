@@ -9,8 +9,8 @@ from kanawa.plugins import component
 class AddGroup(kn.Modifier):
     """Adds a group to the learner; repeat it for several.
 
-    `--modify 'group:name=tables,roles=["embedding"],optimizer=adamw,lr_scale=0.3'`. `optimizer` is a catalog name (empty:
-    the learner's own) and `values` are fields of it.
+    `--modify 'group:name=tables,roles=["embedding"],optimizer=adamw,lr_scale=0.3'`. `optimizer` is a catalog name
+    (empty: the learner's own) and `values` are fields of it.
     """
 
     class Config(kn.Modifier.Config):

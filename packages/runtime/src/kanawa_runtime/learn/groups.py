@@ -41,8 +41,8 @@ def members(groups: Sequence[ParameterGroup], specs: Mapping[str, ParamSpec]) ->
         for path in found[group.name]:
             if path in taken:
                 message = (
-                    f"learner.groups: {path} is in {taken[path]!r} and in {group.name!r}; a parameter has one optimizer: "
-                    f"narrow `where` or `roles` of one of them (its role is {role_of[path]!r})"
+                    f"learner.groups: {path} is in {taken[path]!r} and in {group.name!r}, and a parameter has one "
+                    f"optimizer: narrow `where` or `roles` of one of them (its role is {role_of[path]!r})"
                 )
                 raise ParameterGroupError(message)
             taken[path] = group.name
@@ -70,7 +70,8 @@ def _members(group: ParameterGroup, specs: Mapping[str, ParamSpec], role_of: Map
     if not chosen:
         present = ", ".join(sorted(set(role_of.values())))
         message = (
-            f"learner.groups: no parameter is in {group.name!r} (where={list(group.where)}, roles={list(group.roles)}); "
+            f"learner.groups: no parameter is in {group.name!r} "
+            f"(where={list(group.where)}, roles={list(group.roles)}); "
             f"the model has {len(specs)} parameters, of the roles {present}"
         )
         raise ParameterGroupError(message)
@@ -81,10 +82,13 @@ def regrouped(groups: Sequence[ParameterGroup], specs: Mapping[str, ParamSpec]) 
     """Returns the specs with the groups' rate scales and decays in place of the layers' own."""
     changed, found = dict(specs), members(groups, specs)
     for group in groups:
-        own = {"lr_scale": group.lr_scale, "weight_decay": group.weight_decay}
-        own = {name: value for name, value in own.items() if value is not None}
         for path in found[group.name]:
-            changed[path] = dataclasses.replace(specs[path], **own)
+            spec = specs[path]
+            changed[path] = dataclasses.replace(
+                spec,
+                lr_scale=spec.lr_scale if group.lr_scale is None else group.lr_scale,
+                weight_decay=spec.weight_decay if group.weight_decay is None else group.weight_decay,
+            )
     return changed
 
 
