@@ -84,6 +84,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("train",),
         ("serve",),
         ("rollouts",),
+        ("evaluate",),
         ("launch", "report", "experiments", "preflight"),
         ("api",),
         ("commands",),

@@ -123,12 +123,12 @@ class TinyLM(CausalLM):
         sequences: Sequences,
         caches: Any,
         last: Int[Array, "*rows"] | None = None,
-    ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
+    ) -> tuple[Float[Array, "B some V"], Any]:
         """Returns logits and the running sums."""
         sums: list[Array] = []
 
         def body(x: Array, _: None) -> tuple[Array, None]:
-            x, total = self.layer(x, sequences, caches[len(sums)])
+            x, total = self.layer(x, sequences, None if caches is None else caches[len(sums)])
             sums.append(total)
             return x, None
 

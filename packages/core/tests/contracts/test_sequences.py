@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kanawa.contracts import Sequences
+from kanawa.contracts import Sequences, token_of_each_row
 
 LENGTH = 12
 
@@ -75,3 +75,10 @@ def test_it_is_traceable_with_facts_missing():
 def test_positions_are_int32_whatever_the_lengths_are():
     assert Sequences().token_positions(3).dtype == jnp.int32
     assert Sequences(lengths=jnp.int32(1)).token_positions(3).dtype == jnp.int32
+
+
+def test_some_tokens_of_each_row_are_taken_in_the_order_they_are_asked_for():
+    x = jnp.arange(2 * LENGTH * 3).reshape(2, LENGTH, 3)
+    places = np.asarray([[4, 0, 4], [1, 2, LENGTH - 1]])
+    np.testing.assert_array_equal(token_of_each_row(x, jnp.asarray(places)), np.asarray(x)[[[0], [1]], places])
+    np.testing.assert_array_equal(token_of_each_row(x, jnp.asarray([4, 1])), np.asarray(x)[[0, 1], [4, 1]][:, None])

@@ -319,11 +319,12 @@ class CausalLM(Model):
         sequences: Sequences,
         caches: Any,
         last: Int[Array, "*rows"] | None = None,
-    ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
+    ) -> tuple[Float[Array, "B some V"], Any]:
         """Returns fp32 logits and the extended caches; prefill is a long `T`, decoding T = 1.
 
         Logits of every token, or of the one token `last` of each row ([], or [B] where rows differ): a prompt
-        needs no others, and those of a long one are larger than all else. See `token_of_each_row`.
+        needs no others, and those of a long one are larger than all else. Or of N tokens of each row, [B, N]. See
+        `token_of_each_row`. Without caches, None, tokens see those of the same call and segment.
         """
 
     @nowrap

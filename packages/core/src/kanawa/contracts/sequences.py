@@ -68,10 +68,15 @@ class Sequences(NamedTuple):
         return jnp.clip(owners, 0, starts.shape[0] - 2)
 
 
-def token_of_each_row(x: Float[Array, "B T E"], last: Int[Array, "*rows"] | None) -> Float[Array, "B T_or_1 E"]:
-    """Returns what belongs to token `last` of each row, [B, 1, E]; everything for None. Take it before the head."""
+def token_of_each_row(x: Float[Array, "B T E"], last: Int[Array, "*rows"] | None) -> Float[Array, "B some E"]:
+    """Returns what belongs to token `last` of each row, [B, 1, E], or for [B, N] to N of them, [B, N, E].
+
+    Everything for None. Take it before the head.
+    """
     if last is None:
         return x
+    if last.ndim == 2:
+        return jnp.take_along_axis(x, last[..., None], axis=1)
     if last.ndim == 0:
         return jax.lax.dynamic_slice_in_dim(x, last, 1, axis=1)
     return jnp.take_along_axis(x, last[:, None, None], axis=1)

@@ -134,6 +134,13 @@ class TrainedRun(abc.ABC):
         """Returns the loss on the held-out split of the run's data, or of other data; of files all is read."""
 
     @abc.abstractmethod
+    def evaluate_tasks(self, files: Sequence[str | Path], *, limit: int | None = None) -> Sequence[Any]:
+        """Returns the results of task files, in order; `limit` is the most documents of each, None all.
+
+        A result has `task`, `scores` by metric, and `numbers()`.
+        """
+
+    @abc.abstractmethod
     def engine(self, **fields: Any) -> Any:
         """Returns a started serving engine of the model; `fields` are those of the engine's config.
 

@@ -83,8 +83,8 @@ class DecoderLM(CausalLM):
         sequences: Sequences,
         caches: Any,
         last: Int[Array, "*rows"] | None = None,
-    ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
-        """Returns logits of the new tokens, or of token `last` of each row, and the extended caches."""
+    ) -> tuple[Float[Array, "B some V"], Any]:
+        """Returns logits of the new tokens, or of token or tokens `last` of each row, and the extended caches."""
         if sequences.adapters is not None:
             self.offer(ADAPTERS, sequences.token_adapters(input_ids.shape[1]))
         x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)

@@ -82,7 +82,7 @@ class Distilled(CausalLM):
         sequences: Sequences,
         caches: Any,
         last: Int[Array, "*rows"] | None = None,
-    ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
+    ) -> tuple[Float[Array, "B some V"], Any]:
         """Returns the student's logits and caches."""
         return self.student.decode(input_ids, sequences, caches, last)
 

@@ -26,9 +26,11 @@ def evaluated(opened: OpenedRun, name: str, *, checks_vocabulary: bool, whole: b
     with opened.environment.active():
         scores = Evaluator(cfg, program, source=source).evaluate(opened.params, opened.state)
     if scores is None:
+        # A source that has splits says so by its fields.
+        by_split = ", or a split with --set data.split=train" if "split" in inner.fields() else ""
         message = (
-            f"the data of {name} has no held-out split to evaluate on; name other data: 'mytext/**/*.txt', or an "
-            "experiment, or a split with --set data.split=train"
+            f"the data of {name} has no held-out split to evaluate on; name other data with --data 'mytext/**/*.txt', "
+            f"or the name of an experiment{by_split}; or tasks with --tasks FILE.yaml"
         )
         raise UsageError(message)
     return Evaluation(name, opened.step, scores["loss"], scores.get("nats_per_byte"), scores)

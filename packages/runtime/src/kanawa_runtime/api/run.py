@@ -1,7 +1,7 @@
 """`kn.open`: a run, or another library's folder, and what can be done with it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -14,10 +14,13 @@ from kanawa.status import stage, stages_shown
 
 from kanawa_runtime.api.evaluation import evaluated
 from kanawa_runtime.api.generation import TOKENS, Prompts, generated
+from kanawa_runtime.api.task_evaluation import task_results
 from kanawa_runtime.checkpoint.layout import EVENTS
 from kanawa_runtime.data.other_data import reads_files
 from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.evaluate.results import TaskResult
+from kanawa_runtime.evaluate.task_file import read_task
 from kanawa_runtime.process import prepare_process
 from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
@@ -180,6 +183,16 @@ class Run(TrainedRun):
             named = data or self._data
             whole = named is not None and reads_files(named)
             return evaluated(opened, str(self.directory), checks_vocabulary=named is not None, whole=whole)
+
+    def evaluate_tasks(self, files: Sequence[str | Path], *, limit: int | None = None) -> list[TaskResult]:
+        """Returns the results of task files, in order; `limit` is the most documents of each, None all.
+
+        Raises TaskError, CorpusError for what is wrong with a file or its data.
+        """
+        tasks = [read_task(file, limit=limit) for file in files]
+        opened = self.opened()
+        with stages_shown(), stage("evaluating"):
+            return task_results(opened, tasks)
 
     def engine(self, **fields: Any) -> LLMEngine:
         """Returns a started serving engine; `fields` are those of its config, such as `max_sequences`."""

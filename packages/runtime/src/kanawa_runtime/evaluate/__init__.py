@@ -1,0 +1,1 @@
+"""Evaluation by tasks: documents of files become requests, a model's answers become metrics with their errors."""
