@@ -105,7 +105,7 @@ def test_what_no_group_takes_is_named(caplog):
     [
         (
             (EXPERTS, ParameterGroup(name="matrices", roles=("matrix", "expert"))),
-            r"experts.weight is in 'experts' and in 'matrices'; .* \(its role is 'expert'\)",
+            r"experts.weight is in 'experts' and in 'matrices', .* \(its role is 'expert'\)",
         ),
         ((TABLES, TABLES), "the name 'tables' is taken"),
         ((ParameterGroup(name="rest"),), "'rest'"),
