@@ -9,7 +9,7 @@ from kanawa_runtime.data.errors import CorpusError
 
 def test_embedded_corpus_of_this_python() -> None:
     corpus = EmbeddedCorpus.Config().build()
-    train, validation = corpus.documents("train"), corpus.documents("validation")
+    train, validation = list(corpus.documents("train")), list(corpus.documents("validation"))
     names = [document.name for document in train + validation]
     assert "json/decoder.py" in names and "argparse.py" in names
     assert not any(EXCLUDED_FOLDERS & set(Path(name).parts[:-1]) for name in names)
@@ -45,7 +45,7 @@ def test_small_corpora_have_both_splits(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "code" / f"{name}.py").write_text(f"{name} = 1\n")
     corpus = EmbeddedCorpus.Config(root=str(tmp_path / "code")).build()
-    assert len(corpus.documents("train")) == len(corpus.documents("validation")) == 1
+    assert len(list(corpus.documents("train"))) == len(list(corpus.documents("validation"))) == 1
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_is_most_of_a_small_corpus_is_trained_on(tmp_path: Path, names: str
         (tmp_path / f"{name}.py").write_text("x = 1\n" * (1000 if name == names[0] else 10))
     corpus = EmbeddedCorpus.Config(root=str(tmp_path)).build()
     assert f"{names[0]}.py" in {document.name for document in corpus.documents("train")}
-    assert corpus.documents("validation")
+    assert list(corpus.documents("validation"))
 
 
 def test_unreadable_file_is_named(tmp_path: Path) -> None:

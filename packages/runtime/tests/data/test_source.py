@@ -50,7 +50,7 @@ def test_targets_are_the_documents_exactly_once(sources: Path, packing: type[Pac
             assert (inputs[1:] == targets[:-1]).all()
             assert (row["positions"][extent] == np.arange(len(inputs))).all()
             pieces.append((int(inputs[0]), targets.tolist()))
-    documents = EmbeddedCorpus.Config(root=str(sources)).build().documents(split)
+    documents = list(EmbeddedCorpus.Config(root=str(sources)).build().documents(split))
     assert sum((targets for _, targets in pieces), []).count(EOS_ID) == len(documents)
     assert sum(first == BOS_ID for first, _ in pieces) == len(documents)
     targets = np.concatenate([targets for _, targets in pieces])

@@ -24,12 +24,12 @@ def test_files_and_lines(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes("uno\n\ndué\r\n".encode())
     (tmp_path / "deep" / "er" / "a.txt").write_text("three")
     corpus = texts(tmp_path, "**/*.txt", "b.txt")
-    assert corpus.documents("train") == [
+    assert list(corpus.documents("train")) == [
         ("b.txt", "uno\n\ndué\r\n".encode()),
         ("deep/er/a.txt", b"three"),
     ]
     lines = texts(tmp_path, str(tmp_path / "b.txt"), split_lines=True).documents("train")
-    assert lines == [("b.txt:1", b"uno"), ("b.txt:3", "dué".encode())]
+    assert list(lines) == [("b.txt:1", b"uno"), ("b.txt:3", "dué".encode())]
 
 
 def test_an_empty_match_names_what_is_there(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_marks_and_empty_files_leave_no_trace(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfmarked")
     (tmp_path / "b.txt").write_bytes(b"")
     (tmp_path / "c.txt").write_bytes(b" \n\n")
-    assert texts(tmp_path, "*.txt").documents("train") == [("a.txt", b"marked")]
+    assert list(texts(tmp_path, "*.txt").documents("train")) == [("a.txt", b"marked")]
     (tmp_path / "a.txt").unlink()
     with pytest.raises(CorpusError, match="has no text: every file is missing or empty"):
         texts(tmp_path, "*.txt").documents("train")
@@ -124,7 +124,7 @@ def test_the_short_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_records(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "a\nb", "n": 1}), "", json.dumps({"text": "ü"})]
-    documents = records(tmp_path, *lines).documents("train")
+    documents = list(records(tmp_path, *lines).documents("train"))
     assert documents == [("data.jsonl:1", b"a\nb"), ("data.jsonl:3", "ü".encode())]
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kanawa.config import Configurable, Count
+from kanawa.config import Configurable, Count, to_json
 
 from kanawa_runtime.data.errors import CorpusError
+from kanawa_runtime.data.records.usable import Skipped
+from kanawa_runtime.data.scans import Fingerprint, Scan, remembered_scan
 
 Split = Literal["train", "validation"]
 
@@ -29,65 +31,109 @@ class Document(NamedTuple):
 
 
 class Corpus(Configurable):
-    """Named documents in a fixed order, some of them held out for validation."""
+    """Named documents in a fixed order, some of them held out for validation; never all in memory."""
 
     class Config(Configurable.Config):
         #: One document in this many, chosen by the hash of its name, is held out; 0 holds out none.
         validation_one_in: Count = 20
 
+    #: What the last `read` left out, where a subclass leaves out bad rows.
+    skipped: Skipped | None = None
+
     @abc.abstractmethod
     def read(self) -> Iterator[Document]:
-        """Yields every document, sorted by name; CorpusError names what can't be read."""
+        """Yields every document in a fixed order; CorpusError names what can't be read."""
+
+    def fingerprint(self) -> Fingerprint | None:
+        """Returns what changes whenever the files that `read` yields do, found without reading; None if unknown."""
+        return None
 
     @functools.cached_property
-    def _documents(self) -> tuple[Document, ...]:
-        documents = tuple(self.read())
-        if not documents:
+    def scan(self) -> Scan:
+        """What reading the corpus once found; remembered for files that haven't changed since."""
+        scan = remembered_scan(to_json(self.config), self.fingerprint(), self._read_once)
+        Skipped(scan.skipped_rows, scan.skipped_files, list(scan.problems)).show(self.describe())
+        return scan
+
+    def _read_once(self) -> Scan:
+        one_in = self.config.validation_one_in
+        hasher, count, num_held_out, total = _hasher(one_in), 0, 0, 0
+        for document in self.read():
+            _add(hasher, document)
+            count += 1
+            total += len(document.data)
+            num_held_out += one_in > 1 and _is_held_out(document.name, one_in)
+        skipped = self.skipped or Skipped()
+        if not count:
+            skipped.show(self.describe())
             message = f"{self.describe()} has no text: every file is missing or empty; check the patterns in its config"
             raise CorpusError(message)
-        return documents
+        held_out: tuple[str, ...] = ()
+        if one_in > 1 and count > 1 and num_held_out in (0, count):
+            # A small corpus may miss both sides of the hash; one document then stands for the share, none that is most
+            # of it.
+            names = (document.name for document in self.read() if 2 * len(document.data) <= total)
+            held_out = (min(names, key=name_hash),)
+        return Scan(hasher.hexdigest(), count, held_out, skipped.rows, skipped.files, tuple(skipped.first))
 
-    @functools.cached_property
-    def _splits(self) -> dict[Split, list[Document]]:
+    def documents(self, split: Split) -> Iterator[Document]:
+        """Returns an iterator over the documents of `split` in order; raises CorpusError if there are none."""
         one_in = self.config.validation_one_in
-        documents = list(self._documents)
-        if one_in < 2:
-            return {"train": [] if one_in else documents, "validation": documents if one_in else []}
-        if len(documents) == 1:
-            train, held_out = cut_document(documents[0], one_in)
-            return {"train": [train], "validation": [held_out]}
-        # By name and not by place, so that a new file moves no other one between the splits.
-        names = _held_out(documents, one_in)
-        return {
-            "train": [d for d in documents if d.name not in names],
-            "validation": [d for d in documents if d.name in names],
-        }
-
-    def documents(self, split: Split) -> list[Document]:
-        """Returns the documents of `split` in order; raises CorpusError if there are none."""
-        chosen = self._splits[split]
-        if not chosen and self.config.validation_one_in == 1:
+        scan = self.scan
+        if one_in == 1 and split == "train":
             message = "validation_one_in=1 leaves no training text: give 0 (none held out) or 2 and more"
             raise CorpusError(message)
-        if not chosen:
+        if one_in == 0 and split == "validation":
             message = (
-                f"{self.describe()} has {len(self._documents)} document(s) and none in the {split} split "
-                f"(validation_one_in={self.config.validation_one_in}): set validation_one_in to 2 or more"
+                f"{self.describe()} has {scan.documents} document(s) and none in the {split} split "
+                f"(validation_one_in={one_in}): set validation_one_in to 2 or more"
             )
             raise CorpusError(message)
-        return chosen
+        return self._documents(split, scan)
 
-    @functools.cached_property
+    def _documents(self, split: Split, scan: Scan) -> Iterator[Document]:
+        one_in = self.config.validation_one_in
+        # Hashed again while it is read: files that change under a run must not change its rows.
+        hasher = _hasher(one_in)
+        for document in self.read():
+            _add(hasher, document)
+            if one_in < 2:
+                yield document
+            elif scan.documents == 1:
+                yield cut_document(document, one_in)[split == "validation"]
+            # By name and not by place, so that a new file moves no other one between the splits.
+            elif _in_validation(document.name, one_in, scan) == (split == "validation"):
+                yield document
+        if hasher.hexdigest() != scan.digest:
+            message = f"{self.describe()} changed while it was read: start again when nothing writes to it"
+            raise CorpusError(message)
+
+    @property
     def digest(self) -> str:
         """Sha256 (hex) over the names and bytes of all documents and the rule that splits them."""
-        hasher = hashlib.sha256(f"validation_one_in={self.config.validation_one_in}\n".encode())
-        for name, data in self._documents:
-            hasher.update(f"{len(name.encode())} {len(data)}\n".encode() + name.encode() + data)
-        return hasher.hexdigest()
+        return self.scan.digest
 
     def describe(self) -> str:
         """Returns what error messages call this corpus."""
         return f"the corpus {type(self).__name__}"
+
+
+def _hasher(one_in: int) -> "hashlib._Hash":
+    return hashlib.sha256(f"validation_one_in={one_in}\n".encode())
+
+
+def _add(hasher: "hashlib._Hash", document: Document) -> None:
+    name = document.name.encode()
+    hasher.update(b"%d %d\n%b" % (len(name), len(document.data), name))
+    hasher.update(document.data)
+
+
+def _is_held_out(name: str, one_in: int) -> bool:
+    return name_hash(name) % one_in == 0
+
+
+def _in_validation(name: str, one_in: int, scan: Scan) -> bool:
+    return name in scan.held_out if scan.held_out else _is_held_out(name, one_in)
 
 
 class EmbeddedCorpus(Corpus):
@@ -148,18 +194,6 @@ def cut_document(document: Document, one_in: int) -> tuple[Document, Document]:
 def _after(data: bytes, separator: bytes, place: int) -> int:
     """Returns the end of the last separator before a place, at most as far from it as it is from the end; else 0."""
     return data.rfind(separator, max(0, 2 * place - len(data)), place) + 1
-
-
-def _held_out(documents: list[Document], one_in: int) -> frozenset[str]:
-    """Returns the names held out: those whose hash says so, with at least one document on either side."""
-    names = [document.name for document in documents]
-    held_out = frozenset(name for name in names if name_hash(name) % one_in == 0)
-    if 0 < len(held_out) < len(names):
-        return held_out
-    # A small corpus may miss both sides of the hash; one document then stands for the share, none that is most of it.
-    total = sum(len(document.data) for document in documents)
-    small = [document.name for document in documents if 2 * len(document.data) <= total]
-    return frozenset({min(small, key=name_hash)})
 
 
 def name_hash(name: str) -> int:

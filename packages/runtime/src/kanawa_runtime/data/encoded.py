@@ -5,49 +5,19 @@ invalidated.
 """
 
 import functools
-import hashlib
 import io
 import json
-import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from kanawa.config import to_json
-from kanawa.local_path import cache_folder
 
-from kanawa_runtime.compile_cache import CheckedFiles
 from kanawa_runtime.data.corpus import Corpus, Document, Split
+from kanawa_runtime.data.derived import cache_key, cached
 from kanawa_runtime.data.errors import RowError
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import tokenizer_from_bytes
-
-_logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-def cache_key(*parts: str) -> str:
-    """Returns a hex key that depends on every part."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-
-
-def cached(kind: str, key: str, build: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
-    """Returns `parse` of the entry `kind/key`, building and storing it when absent or damaged.
-
-    A folder that can't be written costs a warning and the time to build again, never the run.
-    """
-    files = CheckedFiles(cache_folder() / kind)
-    payload = files.get(key)
-    if payload is not None:
-        try:
-            return parse(payload)
-        except (ValueError, KeyError, TypeError) as error:
-            _logger.warning("cache entry %s/%s doesn't parse (%s); building it again", kind, key, error)
-    payload = build()
-    files.put(key, payload)
-    return parse(payload)
-
 
 #: Part of every key: raise it when the same inputs would give other entries.
 _VERSION = "2"
@@ -133,7 +103,7 @@ def join(examples: Iterable[Example], vocab_size: int, num_bytes: int = 0) -> En
 
 
 def _encode(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> bytes:
-    documents = corpus.documents(split)
+    documents = list(corpus.documents(split))
     num_bytes = sum(len(document.data) for document in documents)
     return _to_bytes(join((text_example(d, tokenizer) for d in documents), tokenizer.vocab_size, num_bytes))
 

@@ -16,8 +16,9 @@ from kanawa_runtime.data.corpus import Corpus
 from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.masked import MaskedTokens
 from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.data.records.listing import is_pattern, matching_files, split_pattern
 from kanawa_runtime.data.source import TextSource
-from kanawa_runtime.data.text_files import JsonLines, TextFiles, is_pattern, matching_files, split_pattern
+from kanawa_runtime.data.text_files import JsonLines, TextFiles
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.byte_alphabet import FIRST_LEARNED_ID
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, unreadable

@@ -1,28 +1,39 @@
-"""Records of a user's files: JSON Lines."""
+"""Records of a user's files, in any format that `read_rows` knows."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from kanawa.config import REQUIRED
 
+from kanawa_runtime.data.records.listing import found_files
 from kanawa_runtime.data.records.record import Record, Records
-from kanawa_runtime.data.text_files import json_lines, named_files
+from kanawa_runtime.data.records.usable import OnBad, Skipped, usable_records
 
 
 class RecordFiles(Records):
-    """The records of files, by name and then in the order of the file."""
+    """The records of files, by name and then in the order of the file.
+
+    JSON Lines, CSV, TSV, Parquet, Arrow and ArrayRecord by suffix, `.gz` and `.zst` of those with lines, and folders
+    that Hugging Face `datasets` saved.
+    """
 
     class Config(Records.Config):
         #: Where the files lie says nothing about them: their content is pinned by the digest.
         PLACEMENT = ("root",)
 
         #: Globs, absolute or relative to `root`; `**` crosses folders, a folder means all below it. Each must match.
+        #: Addresses such as s3://bucket/**/*.jsonl are read through fsspec.
         files: tuple[str, ...] = REQUIRED
-        #: Names are relative to this folder: moving it as a whole changes nothing.
+        #: Names are relative to this folder or address: moving it as a whole changes nothing.
         root: str = "."
+        #: Whether a row that can't be read is an error, or left out and counted.
+        on_bad: OnBad = "stop"
+        #: The split to read of a folder that Hugging Face `datasets` saved with several.
+        dataset_split: str = "train"
 
     def read(self) -> Iterator[Record]:
-        """Yields records named `path:line`; raises CorpusError that names a bad record's line."""
-        for name, path in named_files(self.config.files, Path(self.config.root)):
-            for number, fields in json_lines(path):
-                yield Record(f"{name}:{number}", fields)
+        """Yields records named `path:line` or `path#row`; raises CorpusError that names a bad record's place."""
+        cfg, skipped = self.config, Skipped()
+        files = found_files(cfg.files, cfg.root, cfg.dataset_split)
+        for name, fields in usable_records(files, cfg.on_bad, skipped):
+            yield Record(name, fields)
+        skipped.show(f"the records of {', '.join(cfg.files)}")

@@ -7,7 +7,7 @@ from kanawa_runtime.data.records.files import RecordFiles
 from kanawa_runtime.data.records.record import Records
 from kanawa_runtime.data.records.source import RecordSource
 from kanawa_runtime.data.source import TextSource
-from kanawa_runtime.data.text_files import JsonLines
+from kanawa_runtime.data.text_files import TextOfRecords
 
 
 def records_of(data: Any) -> Records.Config | None:
@@ -15,6 +15,7 @@ def records_of(data: Any) -> Records.Config | None:
     inner = data.source if isinstance(data, MaskedTokens.Config) else data
     if isinstance(inner, RecordSource.Config):
         return inner.records
-    if isinstance(inner, TextSource.Config) and isinstance(inner.corpus, JsonLines.Config):
-        return RecordFiles.Config(files=inner.corpus.files, root=inner.corpus.root)
+    if isinstance(inner, TextSource.Config) and isinstance(inner.corpus, TextOfRecords.Config):
+        shared = inner.corpus.fields().keys() & RecordFiles.Config.fields().keys()
+        return RecordFiles.Config(**{name: getattr(inner.corpus, name) for name in shared})
     return None

@@ -1,0 +1,46 @@
+"""Remembers what reading a corpus found, so that unchanged files aren't read again only for their digest."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kanawa_runtime.data.derived import cache_key, cached
+
+#: Raise it when reading the same files would find something else.
+_VERSION = "1"
+#: A file written so lately may change again within one tick of its file system's clock.
+_SETTLED_SECONDS = 2.0
+
+
+class Fingerprint(NamedTuple):
+    """What says that files are the same without reading them: JSON values, and when the newest changed."""
+
+    files: Any
+    newest_ns: int
+
+
+class Scan(NamedTuple):
+    """What one reading of a corpus found."""
+
+    digest: str
+    documents: int
+    #: Names held out where the hash alone would leave a side empty; () where it doesn't.
+    held_out: tuple[str, ...] = ()
+    #: Rows, and rests of files, that were left out as bad, and the first problems.
+    skipped_rows: int = 0
+    skipped_files: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def remembered_scan(settings: Any, fingerprint: Fingerprint | None, read_once: Callable[[], Scan]) -> Scan:
+    """Returns what `read_once` finds, from the cache where settings, JSON values, and fingerprint are the same."""
+    if fingerprint is None or time.time_ns() - fingerprint.newest_ns < _SETTLED_SECONDS * 1e9:
+        return read_once()
+    key = cache_key(_VERSION, json.dumps([settings, fingerprint.files], sort_keys=True))
+    return cached("scans", key, lambda: json.dumps(read_once()).encode(), _parsed)
+
+
+def _parsed(payload: bytes) -> Scan:
+    digest, documents, held_out, rows, files, problems = json.loads(payload)
+    return Scan(str(digest), int(documents), tuple(held_out), int(rows), int(files), tuple(problems))
