@@ -196,7 +196,7 @@ def test_all_at_once_train(world):
     state, step = programs["init"].lower().compile()(), programs["train_step"].lower().compile()
     assert any("muon" in path for path in state.opt)
     rows = [CountingTokens.Config().build().row(index) for index in range(4)]
-    batch = Batch(**{field: np.stack([row[field] for row in rows]) for field in Batch._fields})
+    batch = Batch(**{field: np.stack([row[field] for row in rows]) for field in rows[0]})
     losses = []
     for _ in range(10):
         state, report = step(state, batch)

@@ -74,7 +74,7 @@ class PlainLoader(Loader):
         row = self.start_row
         while True:
             rows = [self.source.row(row + place) for place in self.local_rows]
-            yield Batch(**{name: np.stack([row[name] for row in rows]) for name in Batch._fields})
+            yield Batch(**{name: np.stack([row[name] for row in rows]) for name in rows[0]})
             row += self.global_batch
 
 

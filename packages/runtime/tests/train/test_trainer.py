@@ -28,7 +28,7 @@ def config(**changes):
 
 def batch(index=0):
     rows = [CountingTokens.Config().build().row(index * 8 + i) for i in range(8)]
-    return Batch(**{name: np.stack([row[name] for row in rows]) for name in Batch._fields})
+    return Batch(**{name: np.stack([row[name] for row in rows]) for name in rows[0]})
 
 
 @pytest.fixture(scope="module")

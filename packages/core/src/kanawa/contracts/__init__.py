@@ -5,6 +5,7 @@ from kanawa.config import connect_catalog
 from kanawa.contracts.batch import BATCH_AXES as BATCH_AXES
 from kanawa.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES
 from kanawa.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
+from kanawa.contracts.batch import SOURCE_LOSS as SOURCE_LOSS
 from kanawa.contracts.batch import Batch as Batch
 from kanawa.contracts.batch import DrawnTargets as DrawnTargets
 from kanawa.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch

@@ -11,7 +11,8 @@ class Batch(NamedTuple):
 
     `target_ids` are already shifted: position t predicts `target_ids[t]`. `segment_ids` count from 1 and 0 is
     padding. `positions` restart at 0 in each segment; both are None where each row is one segment. `loss_weights`
-    is 0 where nothing is to be predicted.
+    is 0 where nothing is to be predicted. `sources` is 1 in the column of the source that a row comes from; None where
+    the data have one source.
     """
 
     input_ids: Int[Array, "batch length"]
@@ -19,6 +20,7 @@ class Batch(NamedTuple):
     positions: Int[Array, "batch length"] | None
     segment_ids: Int[Array, "batch length"] | None
     loss_weights: Float[Array, "batch length"]
+    sources: Float[Array, "batch sources"] | None = None
 
     @classmethod
     def of_tokens(cls, tokens: Int[Array, "batch length_plus_one"]) -> "Batch":
@@ -40,7 +42,10 @@ class DrawnTargets(Batch):
 
 
 #: Logical axes of each field, in the legend of `kanawa.arrays.axes`.
-BATCH_AXES: Any = Batch._make([("batch", "length")] * 5)
+BATCH_AXES: Any = Batch._make([("batch", "length")] * 5 + [("batch", None)])
+
+#: A model's loss records a Mean called so for each column of `sources`, the column's number behind it.
+SOURCE_LOSS = "loss_of_source_"
 
 
 class RolloutBatch(NamedTuple):

@@ -68,6 +68,18 @@ class DataSource(Configurable):
                     node.set(seed=seed)
             return cfg
 
+        def in_batches(self, rows: int) -> Self:
+            """Returns the config with places given as steps turned into rows, for batches of so many rows."""
+            cfg = self.clone()
+            for _, node in cfg.walk():
+                if isinstance(node, DataSource.Config):
+                    node.set_batch_rows(rows)
+            return cfg
+
+        def set_batch_rows(self, rows: int) -> None:
+            """Turns places of this source that are given as steps into rows; most have none."""
+            del rows
+
         def set_tokenizer_file(self, file: str) -> None:
             """Sets the saved tokenizer that text is read by; rows that aren't text ignore it."""
             del file
@@ -81,6 +93,11 @@ class DataSource(Configurable):
         """Whether rows hold packed segments; if not, a batch has neither positions nor segment ids."""
         return True
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the columns of the batch's `sources`; () where the rows have one source."""
+        return ()
+
     @abc.abstractmethod
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns row `index`: the arrays of `fields`; raises IndexError at or past `num_rows`."""
@@ -90,12 +107,14 @@ class DataSource(Configurable):
         """The arrays of a row by their names in `batch`; None for what its batches don't have.
 
         Rows of tokens unless overridden: int32 `input_ids, target_ids, positions, segment_ids`, float32 `loss_weights`,
-        each of shape [sequence_length]. A record with `loss_weights` is padded to whole batches by rows of zeros; of
-        others a rest that fills no batch is dropped.
+        each of shape [sequence_length], and float32 `sources` [names] of a mixture. A record with `loss_weights` is
+        padded to whole batches by rows of zeros; of others a rest that fills no batch is dropped.
         """
         ids, weights = (RowField((self.config.sequence_length,), dtype, ("length",)) for dtype in ("int32", "float32"))
         packed = ids if self.packed else None
-        return dict(zip(Batch._fields, (ids, ids, packed, packed, weights), strict=True))
+        names = len(self.source_names)
+        sources = RowField((names,), "float32", (None,)) if names else None
+        return dict(zip(Batch._fields, (ids, ids, packed, packed, weights, sources), strict=True))
 
     @property
     @abc.abstractmethod
@@ -111,6 +130,22 @@ class DataSource(Configurable):
     @abc.abstractmethod
     def digest(self) -> str:
         """Hex digest of everything the rows depend on; pinned in the run, and checked on resume."""
+
+    def saved(self, row: int) -> dict[str, Any]:
+        """Returns, as JSON, what the rows before `row` depend on beside (config, seed): what may change at a restart.
+
+        Each checkpoint holds it. {} of sources whose rows follow from their config.
+        """
+        del row
+        return {}
+
+    def resume(self, row: int, saved: Mapping[str, Any]) -> None:
+        """Takes what `saved(row)` returned in an earlier attempt; called before any row is read."""
+
+    def changes(self, first: int, end: int) -> Sequence[Mapping[str, Any]]:
+        """Returns what changes in the sequence at rows `first` to `end - 1`, for events: each has a `row`."""
+        del first, end
+        return ()
 
     def target_bytes(self, target_ids: np.ndarray, loss_weights: np.ndarray) -> float | None:
         """Returns how many bytes of text the weighted targets cover; None where that means nothing."""

@@ -1,15 +1,17 @@
 """The contract of a model's loss slot, token-weighted cross entropy without storing all logits, and a sum of losses."""
 
 import abc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Batch
+from kanawa.contracts import SOURCE_LOSS, Batch
 from kanawa.contracts.batch import DRAWN_ACCURACY, DrawnTargets
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 
+from kanawa_layers.losses.by_token import cross_entropy_by_token
 from kanawa_layers.models.head import Head
 
 
@@ -68,22 +70,35 @@ class CrossEntropy(TokenLoss):
             targets, plain = drawn_targets(head, x, self.next_key()), True
             correct = jnp.sum(jnp.where(targets == batch.target_ids, batch.loss_weights, 0.0))
             self.record(DRAWN_ACCURACY, kn.Mean(correct, jnp.sum(batch.loss_weights)))
-        total, count, extra = softmax_cross_entropy(
-            # The scale multiplies [B, T, E], since logits, [B, T, V], never exist as a whole.
-            head.scaled(x),
-            head.weight(),
-            targets,
-            batch.loss_weights,
-            tied=head.tied,
-            logit_cap=head.config.logit_cap,
-            z_loss=0.0 if plain else cfg.z_loss,
-            label_smoothing=0.0 if plain else cfg.label_smoothing,
-        )
+        # The scale multiplies [B, T, E], since logits, [B, T, V], never exist as a whole.
+        operands = (head.scaled(x), head.weight(), targets, batch.loss_weights)
+        options: dict[str, Any] = {
+            "tied": head.tied,
+            "logit_cap": head.config.logit_cap,
+            "z_loss": 0.0 if plain else cfg.z_loss,
+            "label_smoothing": 0.0 if plain else cfg.label_smoothing,
+        }
+        # Rows of pairs have no sources, and what curvature is measured on is no loss to report.
+        sources = None if isinstance(batch, DrawnTargets) else getattr(batch, "sources", None)
+        if sources is None:
+            total, count, extra = softmax_cross_entropy(*operands, **options)
+        else:
+            total, count, extra, each = cross_entropy_by_token(*operands, **options)
+            self._record_by_source(each, batch.loss_weights, sources)
         self.add_loss("cross_entropy", total, count, cfg.coefficient, primary=True)
         if not train:
             self.record("accuracy", kn.Mean(extra["correct"], count))
         elif cfg.z_loss or cfg.label_smoothing:
             self.record("nll", kn.Mean(extra["nll"], count))
+
+    def _record_by_source(
+        self, losses: Float[Array, "B T"], loss_weights: Float[Array, "B T"], sources: Float[Array, "B S"]
+    ) -> None:
+        """Records the mean loss of each source's tokens."""
+        rows = jnp.sum(losses * loss_weights, axis=-1), jnp.sum(loss_weights, axis=-1)
+        totals, weights = (jnp.sum(row[:, None] * sources, axis=0) for row in rows)
+        for number in range(totals.shape[0]):
+            self.record(f"{SOURCE_LOSS}{number}", kn.Mean(totals[number], weights[number]))
 
 
 #: Positions whose logits exist at one time while targets are drawn.

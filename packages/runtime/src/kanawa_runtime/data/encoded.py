@@ -49,14 +49,14 @@ class EncodedDocuments(NamedTuple):
         return np.diff(self.offsets) - 1
 
 
-def fitted_tokenizer(cfg: Tokenizer.Config, corpus: Corpus) -> Tokenizer:
-    """Returns the tokenizer of `cfg`, learned from the training split of `corpus` only."""
+def fitted_tokenizer(cfg: Tokenizer.Config, corpora: Sequence[Corpus]) -> Tokenizer:
+    """Returns the tokenizer of `cfg`, learned from the training splits of `corpora` only."""
 
     def learn() -> bytes:
         untrained: Tokenizer = cfg.clone().build()
-        return untrained.fit(document.data for document in corpus.documents("train")).to_bytes()
+        return untrained.fit(d.data for corpus in corpora for d in corpus.documents("train")).to_bytes()
 
-    key = cache_key(_VERSION, json.dumps(to_json(cfg), sort_keys=True), corpus.digest)
+    key = cache_key(_VERSION, json.dumps(to_json(cfg), sort_keys=True), *(corpus.digest for corpus in corpora))
     tokenizer: Tokenizer = cached("tokenizers", key, learn, tokenizer_from_bytes)
     return tokenizer
 

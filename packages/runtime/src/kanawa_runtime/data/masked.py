@@ -3,7 +3,8 @@
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from kanawa.config import REQUIRED, Count, Fraction, to_json
@@ -53,9 +54,26 @@ class MaskedTokens(DataSource):
         return self._source.packed
 
     @property
+    def source_names(self) -> tuple[str, ...]:
+        """The source's."""
+        return self._source.source_names
+
+    @property
     def num_rows(self) -> int | None:
         """The source's."""
         return self._source.num_rows
+
+    def saved(self, row: int) -> dict[str, Any]:
+        """Returns the source's."""
+        return self._source.saved(row)
+
+    def resume(self, row: int, saved: Mapping[str, Any]) -> None:
+        """Resumes the source."""
+        self._source.resume(row, saved)
+
+    def changes(self, first: int, end: int) -> Sequence[Mapping[str, Any]]:
+        """Returns the source's."""
+        return self._source.changes(first, end)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -31,11 +31,16 @@ class TextSource(PackedSource):
         return corpus
 
     @functools.cached_property
+    def learned_from(self) -> tuple[Corpus, ...]:
+        """The corpora that the tokenizer is learned from: this one, unless a mixture sets those of all its text."""
+        return (self.corpus,)
+
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded from its file or the cache, or learned now."""
         if self.config.tokenizer_file is not None:
             return load_tokenizer(self.config.tokenizer_file)
-        return fitted_tokenizer(self.config.tokenizer, self.corpus)
+        return fitted_tokenizer(self.config.tokenizer, self.learned_from)
 
     @property
     def vocab_size(self) -> int:
@@ -63,6 +68,13 @@ class TextSource(PackedSource):
     def held_out(self) -> DataSource | None:
         """Returns the validation split, once through in order; None where the corpus holds nothing out."""
         return None if self.config.corpus.validation_one_in == 0 else self.once("validation")
+
+    def once(self, split: Split | None = None) -> "TextSource":
+        """Returns the rows of a split, or of all documents, once through in order."""
+        rows: TextSource = self._once(split).build()
+        if "learned_from" in vars(self):
+            rows.learned_from = self.learned_from
+        return rows
 
     def _once(self, split: Split | None) -> "TextSource.Config":
         cfg: TextSource.Config = super()._once(split)

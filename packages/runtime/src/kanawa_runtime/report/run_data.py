@@ -64,10 +64,14 @@ class RunData:
 
     def metric_names(self) -> list[str]:
         """Returns the names of all metrics that steps recorded."""
+        return self.keys_of("metrics")
+
+    def keys_of(self, field: str) -> list[str]:
+        """Returns the names that a field of steps, an object, has values for."""
         names: set[str] = set()
         for record in self.steps.values():
-            metrics = record.get("metrics")
-            names.update(metrics if isinstance(metrics, dict) else {})
+            values = record.get(field)
+            names.update(values if isinstance(values, dict) else {})
         return sorted(names)
 
     def step_seconds(self) -> Points:

@@ -97,7 +97,24 @@ def losses(runs: Runs, names: Names) -> str:
         allow_log=True,
     )
     title = "Reward and loss" if reward else "Loss"
-    return section(title, reward + loss + per_byte) if reward or loss or per_byte else ""
+    return section(title, reward + loss + per_byte + _by_source(runs, names)) if reward or loss or per_byte else ""
+
+
+def _by_source(runs: Runs, names: Names) -> str:
+    """Loss and share of tokens by source of a mixture: a curve a source, a figure a run."""
+    figures = []
+    for run, name in zip(runs, names, strict=True):
+        sources = run.keys_of("loss_by_source")
+        of = "" if len(runs) == 1 else f", {name}"
+        loss = [run.curve(f"loss_by_source.{source}") for source in sources]
+        held_out = [run.curve(f"loss_by_source.{source}", "eval") for source in sources]
+        tokens = [run.curve(f"tokens_by_source.{source}") for source in sources]
+        figures += [
+            figure(f"Loss by source{of}", plain_series(loss, sources, smooth=True), y_label="nats a token", size=HALF),
+            figure(f"Held-out loss by source{of}", plain_series(held_out, sources), y_label="nats a token", size=HALF),
+            figure(f"Tokens by source{of}", plain_series(tokens, sources, smooth=True), y_label="tokens", size=HALF),
+        ]
+    return _pairs(figures) if any(figures) else ""
 
 
 def speed(runs: Runs, names: Names) -> str:

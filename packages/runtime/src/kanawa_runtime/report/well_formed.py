@@ -60,7 +60,7 @@ _FIELDS: dict[Callable[[Any], bool], str] = {
         "peak_flops_dtype peak_flops_source origin path run host devices python data_digest"
     ),
     _is_dict: "git plugins versions",
-    _holds_numbers: "metrics",
+    _holds_numbers: "metrics loss_by_source tokens_by_source",
     _holds_counts: "parameters_by_module memory_per_device_bytes sections",
     _lists_dicts: "config_changes refused",
     _is_list: "reasons",

@@ -1,6 +1,7 @@
 """Prompts and answers from the rows of any data source, each prompt once for each member of its group."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from kanawa.config import Size
@@ -99,3 +100,21 @@ class Grouped(DataSource):
         batch, place = divmod(index, self.config.batch_size)
         prompts = self.config.batch_size // self.config.group_size
         return self._source.row(batch // self.config.updates * prompts + place // self.config.group_size)
+
+    def saved(self, row: int) -> dict[str, Any]:
+        """Returns the source's."""
+        return self._source.saved(self._read_before(row))
+
+    def resume(self, row: int, saved: Mapping[str, Any]) -> None:
+        """Resumes the source."""
+        self._source.resume(self._read_before(row), saved)
+
+    def changes(self, first: int, end: int) -> Sequence[Mapping[str, Any]]:
+        """Returns the source's; their rows are the source's own."""
+        return self._source.changes(self._read_before(first), self._read_before(end))
+
+    def _read_before(self, row: int) -> int:
+        """Returns how many rows of the source are read before the batch that begins with `row`."""
+        batches: int = -(-row // (self.config.batch_size * self.config.updates))
+        prompts: int = self.config.batch_size // self.config.group_size
+        return batches * prompts

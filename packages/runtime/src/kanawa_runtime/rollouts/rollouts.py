@@ -54,6 +54,7 @@ class Rollouts(RolloutConfig):
 
     def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:
         """Returns the rows of `data`, each as often as its group has members."""
+        data = data.in_batches(max(1, batch_size // self.group_size // self.updates))
         sizes: dict[str, Any] = {"batch_size": batch_size, "sequence_length": data.sequence_length, "seed": data.seed}
         return Grouped.Config(source=data, group_size=self.group_size, updates=self.updates, **sizes)
 

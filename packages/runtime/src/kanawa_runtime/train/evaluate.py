@@ -73,8 +73,8 @@ class Evaluator:
         self, source: DataSource, params: Any, state: Any, limit: int | None, until: Callable[[], bool]
     ) -> dict[str, Any] | None:
         abstract = self.program.abstract_args[2]
-        held = [name for name, field in source.fields.items() if field is not None]
-        wanted = [name for name in abstract._fields if getattr(abstract, name) is not None]
+        held = [name for name, field in source.fields.items() if field is not None and name != "sources"]
+        wanted = [name for name in abstract._fields if getattr(abstract, name) is not None and name != "sources"]
         if held != wanted:
             kind = f"{type(source).__name__} makes rows of {', '.join(held)}; the run's own data those of"
             message = f"{kind} {', '.join(wanted)}: one program evaluates both; name data of the same kind"
@@ -85,6 +85,8 @@ class Evaluator:
         total, num_bytes, report = None, 0.0, None
         with contextlib.closing(iter(loader)) as batches:
             for local in itertools.islice(batches, limit):
+                if "sources" in abstract._fields:
+                    local = _with_columns(local, abstract.sources)  # noqa: PLW2901
                 report = program(params, state, global_batch(local, abstract, rows))
                 values = np.asarray(report.values, np.float64)
                 total = values if total is None else total + values
@@ -97,10 +99,20 @@ class Evaluator:
         record: dict[str, Any] = {"loss": nats / max(tokens, 1.0), "tokens": tokens}
         if "input_ids" in source.fields:
             record["sequence_length"] = source.config.sequence_length
+        record |= report.by_source(source.source_names, total)
         num_bytes = summed_over_hosts(num_bytes)
         if num_bytes:
             record["nats_per_byte"] = nats / num_bytes
         return record
+
+
+def _with_columns(local: Any, sources: Any) -> Any:
+    """Returns a batch with as many columns of sources as the program takes; zeros where its own are others."""
+    if sources is None:
+        return local._replace(sources=None)
+    if local.sources is not None and local.sources.shape[1:] == sources.shape[1:]:
+        return local
+    return local._replace(sources=np.zeros((len(local.input_ids), *sources.shape[1:]), sources.dtype))
 
 
 def named_sets(cfg: Any, tokenizer_file: Path | None) -> dict[str, DataSource]:

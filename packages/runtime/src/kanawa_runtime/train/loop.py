@@ -352,6 +352,9 @@ class _Running:
                 attempt.screen.say(f"training continues without checkpoint {stepper.step}: the last is still written")
             return
         data = {"row": stepper.next_row, "digest": started.digest, **stepper.unrepeatable()}
+        # Absent unless it is needed, so that a checkpoint of other data reads as it always did.
+        if source := attempt.trainer.source.saved(stepper.next_row):
+            data["source"] = source
         for again in (True, False):
             try:
                 with attempt.sections.within("save"):

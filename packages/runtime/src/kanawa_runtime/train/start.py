@@ -106,6 +106,8 @@ def start(attempt: Attempt) -> Started:
         place = attempt.branch.place if is_branch and attempt.branch else place
         origin = Origin("branched" if is_branch else "resumed", restored.step, place)
         state = _state_of(restored, abstract_state)
+    if restored is not None and restored.data["digest"] == digest:
+        attempt.trainer.source.resume(int(restored.data["row"]), restored.data.get("source", {}))
     screen.say(origin.sentence())
     _warn_of_length(attempt.trainer.model, _row_length(attempt.trainer.source))
     lost = attempt.run.events().last_step - origin.step

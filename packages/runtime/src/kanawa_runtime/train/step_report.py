@@ -1,17 +1,24 @@
 """What a step reports to the host: one small vector, which takes one transfer, and whether its state is sound."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from kanawa.contracts import SOURCE_LOSS
 from kanawa.module import Last, Loss, Metric, Outputs
 
 from kanawa_runtime.runs.imported import LARGEST_PARAMETER
 
 _MOST_NAMED = 3
+
+
+def _source_of(path: str) -> int | None:
+    """Returns which source a metric is the loss of; None for any other metric."""
+    name = path.rpartition(".")[2]
+    return int(name.removeprefix(SOURCE_LOSS)) if name.startswith(SOURCE_LOSS) else None
 
 
 @jax.tree_util.register_dataclass
@@ -124,9 +131,25 @@ class StepReport:
         for name, kind, count in self.layout:
             part = sums[at : at + count]
             at += count
+            if _source_of(name) is not None:
+                continue
             ratio = kind is Loss or count > 1
             numbers[name] = float(part[0] / part[1]) if ratio and part[1] else float(part[0])
         return numbers
+
+    def by_source(self, names: Sequence[str], values: np.ndarray | None = None) -> dict[str, dict[str, float]]:
+        """Returns the loss and the tokens of each source that gave any, by name: {} of a step without a mixture."""
+        sums = np.asarray(self.values if values is None else values)
+        losses: dict[str, float] = {}
+        tokens: dict[str, float] = {}
+        at = 0
+        for path, _, count in self.layout:
+            source = _source_of(path)
+            if source is not None and sums[at + 1]:
+                losses[names[source]] = float(sums[at] / sums[at + 1])
+                tokens[names[source]] = float(sums[at + 1])
+            at += count
+        return {"loss_by_source": losses, "tokens_by_source": tokens} if losses else {}
 
     def main_loss(self, values: np.ndarray | None = None) -> tuple[float, float]:
         """Returns (sum, weight) of the primary loss; zeros for a step that has no loss."""

@@ -153,10 +153,19 @@ class Stepper:
         self.state, report = self._stepped()
         faults.reached("in_collective")
         tokens, num_bytes = weight_of(local), bytes_of(self._source, local)
+        first = self.next_row
         self.step += 1
+        self._record_changes(first)
         taken = _Pending(self.step, report, tokens, num_bytes, started, figures=figures)
         previous, self._pending = self._pending, taken
         self._finish(previous)
+
+    def _record_changes(self, first: int) -> None:
+        """Records what changes in the data within the batch that begins with a row."""
+        for change in self._source.changes(first, first + self._attempt.config.batch_size):
+            self._attempt.journal.write("data_changed", step=self.step, **change)
+            weights = ", ".join(f"{name} {weight:.3g}" for name, weight in change.get("weights", {}).items())
+            self._attempt.screen.say(f"step {self.step}: from row {change['row']} on, weights are {weights}")
 
     def _stepped(self) -> Any:
         """Returns the next state and its report; where it is time to, replicas are compared meanwhile."""
@@ -242,6 +251,7 @@ class Stepper:
             "loss": loss,
             "tokens": tokens,
             "seconds": seconds,
+            **pending.report.by_source(self._source.source_names),
             **pending.figures,
         }
         if pending.report.helpers:

@@ -114,7 +114,8 @@ class Trainer(Workload):
         self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)
         self.gradient_strategy = cfg.gradients.build()
         data = cfg.seeded_data()
-        data = data if cfg.rollouts is None else cfg.rollouts.prompts(data, cfg.batch_size)
+        rollouts = cfg.rollouts
+        data = data.in_batches(cfg.batch_size) if rollouts is None else rollouts.prompts(data, cfg.batch_size)
         self.source: DataSource = data.build()
 
     @property
