@@ -26,8 +26,11 @@ from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.report.page import render
+from kanawa_runtime.report.run_data import load_run
+from kanawa_runtime.rollouts.judge import RewardError
 from kanawa_runtime.rollouts.rewards import matching_tokens
-from kanawa_runtime.rollouts.sampler import EngineSampler, RewardError, RolloutError
+from kanawa_runtime.rollouts.sampler import EngineSampler, RolloutError, seed_of
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
@@ -124,6 +127,54 @@ def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
     assert whole[1]["metrics"]["loss.kl"] > 0 == whole[0]["metrics"]["loss.kl"]
 
 
+def first_letter(rollout):
+    """Reads a column of the record that the row was made of."""
+    return float(rollout.record["string"][0] == rollout.completion_ids[0])
+
+
+def test_several_rewards_have_curves_held_out_prompts_and_completions_to_read(tmp_path):
+    cfg = experiment(steps=4, grpo={"reward": None, "rewards": (matching_tokens, first_letter), "weights": (1.0, 0.5)})
+    cfg.data.set(held_out_rows=40)
+    cfg.evaluation.set(every_steps=2)
+    events = trained(cfg, tmp_path / "run")
+    for event in events:
+        each = event["rewards"]
+        assert event["reward"] == pytest.approx(each["matching_tokens"] + 0.5 * each["first_letter"])
+    every = read_events(tmp_path / "run" / "events.jsonl")
+    evaluated = [event for event in every if event["event"] == "eval"]
+    assert [event["prompts"] for event in evaluated] == [40, 40]
+    assert all(set(event["rewards"]) == {"matching_tokens", "first_letter"} for event in evaluated)
+    assert all(0 <= event["reward"] <= 1.5 for event in evaluated)
+    tables = [event for event in every if event["event"] == "completions"]
+    assert [event["step"] for event in tables] == [1, 2, 3, 4]
+    rows = [row for event in tables for row in event["rows"]]
+    assert len(rows) == 8
+    assert all(len(row["prompt"]) == 3 and len(row["completion"]) == 2 for row in rows)
+    both = [row["rewards"] for row in rows]
+    assert [row["reward"] for row in rows] == [one["matching_tokens"] + 0.5 * one["first_letter"] for one in both]
+    page = render([load_run(tmp_path / "run")])
+    for words in ("first_letter, held out", "Reward on held-out prompts", "Completions", str(rows[-1]["completion"])):
+        assert words in page, words
+
+
+def falls_over(rollout):
+    if rollout.completion_ids[0] == 0:
+        message = "no zero"
+        raise ValueError(message)
+    return matching_tokens(rollout)
+
+
+def test_groups_that_were_not_rated_weigh_nothing_and_are_counted(tmp_path):
+    cfg = experiment(steps=2, grpo={"reward": falls_over, "group_size": 2})
+    cfg.rollouts.set(skips_failed=True)
+    events = trained(cfg, tmp_path / "run")
+    for event in events:
+        left_out = event["groups_left_out"]
+        assert 0 < left_out < 16
+        assert event["reward_failures"]["raised"] >= left_out
+    assert "groups left out of training" in render([load_run(tmp_path / "run")])
+
+
 def raising(rollout):
     message = f"no judge for {len(rollout.completion_ids)}"
     raise ValueError(message)
@@ -140,12 +191,12 @@ def no_number(rollout):
 
 REFUSED = {
     "raises": (
-        lambda cfg: cfg.rollouts.set(reward=raising),
+        lambda cfg: cfg.rollouts.set(rewards=(raising,)),
         RewardError,
         "raising raised ValueError: no judge for 2; for the prompt",
     ),
     "no number": (
-        lambda cfg: cfg.rollouts.set(reward=no_number),
+        lambda cfg: cfg.rollouts.set(rewards=(no_number,)),
         RewardError,
         r"no_number gave nan for the prompt \[.*finite number",
     ),
@@ -209,7 +260,12 @@ def test_the_modifier_names_what_has_no_place_for_rollouts():
         modifier(FAMILIES["attention"]())
 
 
-PROMPTS = ([(1, 2, 8), (3, 3, 8)], 3, (), (0, 1))
+PROMPTS = ([(1, 2, 8), (3, 3, 8)], 3, (), [seed_of(0, 1, row) for row in range(2)])
+
+
+def drawn_with(sampler, params, *prompts):
+    sampler.load(params, {})
+    return sampler.draw(*prompts)
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +278,9 @@ def alone():
         # As they are drawn, all tokens are about as likely, and one set of weights as good as the other.
         both.append({**params, "head": jax.tree.map(lambda x: 20 * x, params["head"])})
     sampler = EngineSampler(model, both[0], {}, Environment(), EngineConfig(**ENGINE))
-    drawn = [sampler.draw(each, {}, *PROMPTS) for each in both]
+    drawn = [drawn_with(sampler, each, *PROMPTS) for each in both]
     free = drawn[0][0]
-    ended = sampler.draw(both[0], {}, PROMPTS[0], 3, (free.ids[-1],), PROMPTS[3])[0]
+    ended = drawn_with(sampler, both[0], PROMPTS[0], 3, (free.ids[-1],), PROMPTS[3])[0]
     sampler.close()
     count = free.ids.index(free.ids[-1]) + 1
     assert (ended.ids, ended.finish_reason) == (free.ids[:count], "stop")
@@ -247,10 +303,10 @@ def test_weights_go_from_a_mesh_to_the_engine_and_take_the_place_of_the_old_ones
     trained_at = param_shardings(param_specs(model), rules["param_rules"], mesh)
     placed = [jax.device_put(params, trained_at) for params in both]
     sampler = EngineSampler(model, placed[0], {}, where, EngineConfig(**ENGINE))
-    sampler.draw(placed[0], {}, *PROMPTS)
+    drawn_with(sampler, placed[0], *PROMPTS)
     listen()
     before, held = compilations(), places(sampler)
-    drawn = [sampler.draw(p, {}, *PROMPTS) for p in placed]
+    drawn = [drawn_with(sampler, p, *PROMPTS) for p in placed]
     assert [[one.ids for one in each] for each in drawn] == [[one.ids for one in each] for each in wanted]
     for ours, theirs in zip(drawn, wanted, strict=True):
         for one, two in zip(ours, theirs, strict=True):
@@ -263,5 +319,5 @@ def test_weights_go_from_a_mesh_to_the_engine_and_take_the_place_of_the_old_ones
 
 def places(sampler):
     """Returns where each array of the engine lies in memory."""
-    leaves = jax.tree.leaves(sampler._engine._programs.params)
+    leaves = jax.tree.leaves(sampler.engine._programs.params)
     return sorted(shard.data.unsafe_buffer_pointer() for leaf in leaves for shard in leaf.addressable_shards)

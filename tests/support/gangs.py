@@ -15,18 +15,21 @@ from xla_options import xla_flags
 ROOMY_SECONDS = 900
 
 
-def start(run: pathlib.Path, devices: int, *options: str) -> subprocess.Popen:
-    """Starts one process of the tiny experiment on so many devices."""
+def start(run: pathlib.Path, devices: int, *options: str, experiment: str = "tiny-lm") -> subprocess.Popen:
+    """Starts one process of an experiment, the tiny one unless another is named, on so many devices."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": tiny_lm.FOLDER}
-    command = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--run", str(run), *options]
+    command = [sys.executable, "-m", "kanawa.cli", "train", experiment, "--run", str(run), *options]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def start_gang(run: pathlib.Path, *options: str, processes: int = 2) -> list[subprocess.Popen]:
-    """Starts processes that share eight devices."""
+def start_gang(
+    run: pathlib.Path, *options: str, processes: int = 2, devices: int = 8, experiment: str = "tiny-lm"
+) -> list[subprocess.Popen]:
+    """Starts processes that share so many devices."""
     address = f"127.0.0.1:{free_port()}"
     joined = ("--coordinator", address, "--processes", str(processes), *options)
-    return [start(run, 8 // processes, *joined, "--process-id", str(index)) for index in range(processes)]
+    each = devices // processes
+    return [start(run, each, *joined, "--process-id", str(index), experiment=experiment) for index in range(processes)]
 
 
 def finish(*processes: subprocess.Popen) -> tuple[list[int], str]:

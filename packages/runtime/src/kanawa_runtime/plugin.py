@@ -1,6 +1,5 @@
 """Hook implementations of kanawa-runtime; imports only kanawa.plugins and the standard library."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,16 +61,13 @@ def kanawa_local_folder(address: str) -> Path | None:
 
 @hookimpl
 def kanawa_config_checks(config: Any, target: Any) -> list[str]:
-    """Returns what of an experiment's data doesn't fit its model, and what its run on the target would refuse.
-
-    A run has a process on each host of the target, or as many as `launch` is going to start (KANAWA_PROCESSES).
-    """
+    """Returns what of an experiment's data doesn't fit its model."""
+    del target
     if not {"data", "model"} <= set(config.fields()):
         return []
-    from kanawa_runtime.experiments.checks import data_problems, process_problems
+    from kanawa_runtime.experiments.checks import data_problems
 
-    started = int(os.environ.get("KANAWA_PROCESSES", "1"))
-    return data_problems(config) + process_problems(config, max(started, 1 if target is None else target.hosts))
+    return data_problems(config)
 
 
 @hookimpl

@@ -34,7 +34,7 @@ def test_a_job_holds_the_command_as_each_process_runs_it(capsys):
 
 def test_the_target_says_how_many_hosts(capsys, monkeypatch):
     # A mesh for eight devices is that of packages which runtime does without.
-    monkeypatch.setattr("kanawa_runtime.commands.launch._compose_here", lambda args, job: None)
+    monkeypatch.setattr("kanawa_runtime.commands.launch._compose_here", lambda args: None)
     job = job_of(capsys, "slurm", "tiny-lm", "--run", "/s/7b", "--on", "cpu-8", "--hosts", "4", "--env", "A=b=c")
     assert (job.name, job.hosts_per_slice, dict(job.environment)) == ("run-7b", 4, {"A": "b=c"})
 

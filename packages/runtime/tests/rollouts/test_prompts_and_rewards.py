@@ -1,34 +1,37 @@
 """Prompts from rows, rewards from rollouts, advantages from rewards, and the sizes a config may have."""
 
 import json
-import types
+import re
 
-import jax
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
 import tiny_lm
 from kanawa.contracts import Batch
-from kanawa.plugins import DeviceSpec, hookimpl, host
 from kanawa.testing.data_source import DataSourceConformance
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.experiments.checks import data_problems
 from kanawa_runtime.rollouts.advantages import centred, group_relative
-from kanawa_runtime.rollouts.maker import RolloutMaker, rollout_of
+from kanawa_runtime.rollouts.groups import rollout_of
+from kanawa_runtime.rollouts.maker import RolloutMaker
 from kanawa_runtime.rollouts.prompts import Grouped, Question, question
 from kanawa_runtime.rollouts.rewards import Rollout, exact_match, matching_tokens
 from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.rollouts.sampler import Drawn
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.train.start import start
 
 
 class TestCopying(DataSourceConformance):
     def source(self):
         return Copying.Config(sequence_length=9, letters=5, string_length=4).build()
+
+
+class TestHeldOutCopying(DataSourceConformance):
+    def source(self):
+        return Copying.Config(held_out_rows=4).build().held_out()
 
 
 class TestGrouped(DataSourceConformance):
@@ -49,6 +52,17 @@ def test_a_group_has_one_prompt_and_a_row_that_counts_on_through_repeated_batche
     wanted = [plain.row(i)["input_ids"].tolist() for i in (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3)]
     got = [rows.row(i)["input_ids"].tolist() for i in range(12 * updates)]
     assert got == [row for batch in (wanted[:6], wanted[6:]) for row in batch * updates]
+
+
+def test_a_group_that_tries_again_has_prompts_of_its_own():
+    source, sizes = Copying.Config(), {"attempts": 2, "updates": 2}
+    rows, plain = grouped(source, **sizes), source.build()
+    # Two groups of three: a batch has four prompts, of which the later two are for second attempts.
+    tried = [[rows.asked(i, attempt, None).record["string"] for attempt in (0, 1)] for i in (0, 3, 6, 12, 15)]
+    wanted = [[plain.record(i)["string"] for i in pair] for pair in ((0, 2), (1, 3), (0, 2), (4, 6), (5, 7))]
+    assert tried == wanted
+    assert rows.record(15) == plain.record(5)
+    assert grouped(RandomTokens.Config(sequence_length=4, num_rows=5), attempts=2).num_rows == 6
 
 
 def test_rows_that_fill_no_batch_are_left_out():
@@ -87,7 +101,7 @@ def test_a_row_of_text_has_no_question_unless_its_length_is_said():
 @pytest.mark.parametrize("prompt_tokens", [None, 4])
 def test_grpo_on_text_is_refused_while_composing(prompt_tokens):
     cfg = tiny_lm.tiny().set(data=RandomTokens.Config(sequence_length=16, vocab_size=64))
-    cfg.set(rollouts=Rollouts(reward=exact_match, new_tokens=4, prompt_tokens=prompt_tokens))
+    cfg.set(rollouts=Rollouts(rewards=(exact_match,), new_tokens=4, prompt_tokens=prompt_tokens))
     problems = [text for text in data_problems(cfg) if "have no question" in text]
     assert len(problems) == (prompt_tokens is None)
 
@@ -137,36 +151,23 @@ def test_advantages_against_numbers_worked_out_by_hand():
 def test_sizes_that_cannot_be(sizes, words):
     import tiny_lm
 
-    cfg = tiny_lm.tiny().set(rollouts=Rollouts(reward=exact_match, **sizes), batch_size=8)
+    cfg = tiny_lm.tiny().set(rollouts=Rollouts(rewards=(exact_match,), **sizes), batch_size=8)
     cfg.data.set(sequence_length=16)
     with pytest.raises(kn.KanawaError, match=words):
         kn.compose(cfg)
 
 
-ALONE = "rollouts are made in one process, and this run has {}: each would train on rollouts of its own"
-
-
-def test_a_gang_is_told_before_anything_is_read(monkeypatch):
-    attempt = types.SimpleNamespace(config=types.SimpleNamespace(rollouts=Rollouts(reward=exact_match)))
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    with pytest.raises(kn.KanawaError, match=ALONE.format(4)):
-        start(attempt)
-
-
-@pytest.mark.parametrize(("target", "launched", "processes"), [("pod-64", "1", 8), ("cpu", "2", 2)])
-def test_what_a_gang_refuses_is_refused_while_composing(monkeypatch, target, launched, processes):
-    """So `plan` and `launch` refuse it too, for the target's hosts or for the processes that `launch` would start."""
-    import tiny_lm
-
-    figures = dict.fromkeys(("memory_bytes", "memory_bandwidth", "link_bandwidth", "network_bandwidth"), 1)
-    pod = DeviceSpec(
-        name="pod", platform="abacus", peak_flops={"float32": 1}, chips_per_host=8, source="here", **figures
-    )
-    host().register(types.SimpleNamespace(kanawa_device_specs=hookimpl(lambda: [pod])), "pod")
-    monkeypatch.setenv("KANAWA_PROCESSES", launched)
-    cfg = tiny_lm.tiny().set(rollouts=Rollouts(reward=exact_match, new_tokens=4, prompt_tokens=4), batch_size=8)
-    with pytest.raises(kn.KanawaError, match=ALONE.format(processes)):
-        kn.compose(cfg, target)
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"weights": (1.0, 2.0)}, "rollouts.weights has 2 numbers for 1 rewards, expected one each"),
+        ({"rewards": ()}, "rollouts.rewards is empty, expected one at least: `kanawa list rewards`"),
+        ({"overlong_tokens": 5}, r"overlong_tokens is 5, expected at most rollouts.new_tokens \(4\)"),
+    ],
+)
+def test_rewards_that_cannot_be(fields, words):
+    rollouts = Rollouts(**{"rewards": (exact_match,), "new_tokens": 4, **fields})
+    assert [problem for problem in rollouts.problems_of(8, 16, tiny_lm.tiny().model) if re.search(words, problem)]
 
 
 def test_without_a_reward_nothing_is_composed():
@@ -178,7 +179,7 @@ def test_without_a_reward_nothing_is_composed():
 
 def test_the_reference_is_known_again_where_other_hardware_drew_its_last_bits():
     maker = RolloutMaker.__new__(RolloutMaker)
-    maker.config, maker._made = Rollouts(reward=exact_match), None
+    maker.config, maker._made, maker._ahead = Rollouts(rewards=(exact_match,)), None, None
     drawn = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     maker._reference = {"weight": jnp.asarray(drawn[0]), "scale": jnp.ones(4)}
     saved = maker.saved(0)

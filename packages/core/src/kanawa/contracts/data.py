@@ -102,6 +102,14 @@ class DataSource(Configurable):
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns row `index`: the arrays of `fields`; raises IndexError at or past `num_rows`."""
 
+    def record(self, index: int) -> Mapping[str, Any]:
+        """Returns the columns of the record that row `index` was made of; empty where rows come from no records.
+
+        Of a row that holds several, it is that of the first weighted target. Rewards read columns by their names.
+        """
+        del index
+        return {}
+
     @property
     def fields(self) -> Mapping[str, RowField | None]:
         """The arrays of a row by their names in `batch`; None for what its batches don't have.

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     launcher.check(job)
     files = launcher.render(job)
     if args.dry_run and not launcher.serves:
-        _compose_here(args, job)
+        _compose_here(args)
     if args.dry_run and args.out is None:
         _show(args, job, files)
         return 0
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     launcher.check_unused(job)
     # One process alone says itself, at once, what it refuses.
     if not launcher.serves and not (launcher.watched and int(_processes(job)) == 1):
-        _check_experiment(args, job)
+        _check_experiment(args)
     if not launcher.watched:
         _write(folder, files)
     if launcher.watched if args.watch is None else args.watch:
@@ -197,21 +197,14 @@ def _processes(job: Job) -> str:
     return str(job.slices * job.hosts_per_slice * job.processes_per_host)
 
 
-def _compose_here(args: argparse.Namespace, job: Job) -> None:
+def _compose_here(args: argparse.Namespace) -> None:
     """Composes the experiment of a dry run, which needs no process of its own: raises UsageError where it can't be."""
     from kanawa.api.experiment import experiment
 
-    before = os.environ.get("KANAWA_PROCESSES")
-    os.environ["KANAWA_PROCESSES"] = _processes(job)
-    try:
-        _ = experiment(args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data).composition
-    finally:
-        del os.environ["KANAWA_PROCESSES"]
-        if before is not None:
-            os.environ["KANAWA_PROCESSES"] = before
+    _ = experiment(args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data).composition
 
 
-def _check_experiment(args: argparse.Namespace, job: Job) -> None:
+def _check_experiment(args: argparse.Namespace) -> None:
     """Composes the experiment before machines are asked for; raises UsageError where it can't be, or can't run so.
 
     In a process of its own: composing imports JAX, which has no business in one that only watches.
@@ -220,10 +213,7 @@ def _check_experiment(args: argparse.Namespace, job: Job) -> None:
     words += [word for text in args.modify for word in ("--modify", text)]
     words += [word for text in args.set for word in ("--set", text)]
     command = [sys.executable, "-P", "-m", "kanawa.cli", "show", *words]
-    environment = {**os.environ, "KANAWA_PROCESSES": _processes(job)}
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
-    )
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     # What may pass is each process's own to wait for.
     if verdict(done.returncode) == "permanent":
         said = done.stderr.strip().removeprefix("kanawa: error: ")

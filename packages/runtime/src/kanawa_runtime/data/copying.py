@@ -3,9 +3,10 @@
 import functools
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
-from kanawa.config import Size, to_json
+from kanawa.config import Count, Size, to_json
 from kanawa.contracts.data import DataSource
 
 from kanawa_runtime.data.permutation import random_words
@@ -23,6 +24,9 @@ class Copying(DataSource):
         sequence_length: Size = 8
         letters: Size = 8
         string_length: Size = 3
+        #: Rows apart from those to learn from, once through.
+        held_out_rows: Count = 0
+        is_held_out: bool = False
 
         def check(self) -> list[str]:
             """Returns what is wrong with the lengths."""
@@ -33,8 +37,8 @@ class Copying(DataSource):
 
     @property
     def num_rows(self) -> int | None:
-        """None: there is no end."""
-        return None
+        """None: there is no end, but for rows that are held out."""
+        return int(self.config.held_out_rows) if self.config.is_held_out else None
 
     @property
     def vocab_size(self) -> int:
@@ -48,8 +52,7 @@ class Copying(DataSource):
 
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns row `index`; see `DataSource.row`."""
-        cfg, shape = self.config, self.config.sequence_length
-        string = (random_words(cfg.string_length, cfg.seed, index) % np.uint64(cfg.letters)).astype(np.int32)
+        cfg, shape, string = self.config, self.config.sequence_length, self._string(index)
         tokens = np.concatenate([string, np.asarray([cfg.letters], np.int32), string])
         count = tokens.size - 1
         ids, targets, segments = (np.zeros(shape, np.int32) for _ in range(3))
@@ -59,3 +62,21 @@ class Copying(DataSource):
         positions = np.arange(shape, dtype=np.int32)
         row = {"input_ids": ids, "target_ids": targets, "positions": positions, "segment_ids": segments}
         return {**row, "loss_weights": weights}
+
+    def record(self, index: int) -> dict[str, Any]:
+        """Returns the string: {"string": [3, 0, 5]}."""
+        return {"string": self._string(index).tolist()}
+
+    def held_out(self) -> DataSource | None:
+        """Returns rows of a stream of their own; None where the config wants none."""
+        cfg = self.config
+        return type(self)(cfg.clone().set(is_held_out=True).freeze()) if cfg.held_out_rows else None
+
+    def _string(self, index: int) -> np.ndarray:
+        cfg = self.config
+        if cfg.is_held_out and index >= cfg.held_out_rows:
+            message = f"row {index} of {cfg.held_out_rows} that are held out"
+            raise IndexError(message)
+        key = (cfg.seed, index, 1) if cfg.is_held_out else (cfg.seed, index)
+        string: np.ndarray = (random_words(cfg.string_length, *key) % np.uint64(cfg.letters)).astype(np.int32)
+        return string

@@ -12,7 +12,6 @@ from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.rollouts.prompts import NO_QUESTION
 from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.train.batches import check_vocabulary
-from kanawa_runtime.train.rollout_slot import RolloutConfig
 
 
 def data_problems(config: Any) -> list[str]:
@@ -34,13 +33,6 @@ def data_problems(config: Any) -> list[str]:
         return [str(error)]
     except KanawaError:
         return []
-    return [problem] if problem else []
-
-
-def process_problems(config: Any, processes: int) -> list[str]:
-    """Returns what a run of so many processes refuses, one sentence each."""
-    rollouts = config.rollouts if "rollouts" in config.fields() else None
-    problem = rollouts.problem_of_processes(processes) if isinstance(rollouts, RolloutConfig) else ""
     return [problem] if problem else []
 
 

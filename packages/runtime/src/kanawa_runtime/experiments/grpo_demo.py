@@ -22,7 +22,7 @@ def grpo_demo() -> kn.Config:
     kn.replace(model, target=FeedForward, edit=lambda node: node.set(hidden_dim=128))
     cfg = Trainer.Config(
         model=model,
-        data=Copying.Config(string_length=2),
+        data=Copying.Config(string_length=2, held_out_rows=128),
         batch_size=128,
         steps=STEPS,
         learner=Learner.Config(schedule=Constant.Config(peak=2e-3)),

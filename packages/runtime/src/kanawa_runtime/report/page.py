@@ -11,6 +11,7 @@ from kanawa_runtime.report.evaluations import evaluations
 from kanawa_runtime.report.goodput import goodput
 from kanawa_runtime.report.parts import asset
 from kanawa_runtime.report.resources import memory, parameters, utilization
+from kanawa_runtime.report.rewards import completions, rewards
 from kanawa_runtime.report.run_data import RunData, distinct_names, load_run
 from kanawa_runtime.storage.durable import write_durable
 
@@ -31,8 +32,10 @@ def render(runs: Sequence[RunData]) -> str:
     built = [
         sections.summary(runs, names),
         sections.losses(runs, names),
+        rewards(runs, names),
         evaluations(runs, names),
         sections.samples(runs, names),
+        completions(runs, names),
         goodput(runs, names),
         sections.speed(runs, names),
         utilization(runs, names),

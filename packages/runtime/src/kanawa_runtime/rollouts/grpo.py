@@ -13,6 +13,7 @@ from kanawa_runtime.rollouts.rollouts import Rollouts
 class GRPO(kn.Modifier):
     """Sets a trainer's rollouts and its model's clipped objective: `--modify grpo:reward=exact-match`.
 
+    Several: `grpo:rewards=[exact-match,my_module:is_polite],weights=[1,0.2]`; `reward` is short for a list of one.
     DeepSeekMath, arXiv:2402.03300, section 4; with `dr` neither lengths nor deviations divide (Dr. GRPO,
     arXiv:2503.20783). `kl` is the coefficient of the divergence from the first parameters; 0 needs none of them. The
     data stay: the prompt is what comes before a row's first weighted target, or its first `prompt_tokens` tokens, which
@@ -21,7 +22,9 @@ class GRPO(kn.Modifier):
     """
 
     class Config(kn.Modifier.Config):
-        reward: Annotated[Callable[..., Any], kn.Named("rewards")] = kn.REQUIRED
+        reward: Annotated[Callable[..., Any] | None, kn.Named("rewards")] = None
+        rewards: Annotated[tuple[Callable[..., Any], ...], kn.Named("rewards")] = ()
+        weights: tuple[float, ...] | None = None
         group_size: kn.Size = 8
         new_tokens: kn.Size = 64
         prompt_tokens: kn.Size | None = None
@@ -37,9 +40,15 @@ class GRPO(kn.Modifier):
                 f"{type(cfg).__qualname__} has no rollouts slot: only what `kanawa train` runs learns from rewards"
             )
             raise ConfigError(message)
+        if (own.reward is None) == (not own.rewards):
+            message = (
+                "grpo: expected reward=NAME, or rewards=[NAME,NAME] for several; `kanawa list rewards` shows those "
+                "here, and module:function is any other"
+            )
+            raise ConfigError(message)
         rollouts = Rollouts(
-            reward=own.reward, group_size=own.group_size, new_tokens=own.new_tokens, updates=own.updates,
-            prompt_tokens=own.prompt_tokens,
+            rewards=own.rewards or (own.reward,), weights=own.weights, group_size=own.group_size,
+            new_tokens=own.new_tokens, updates=own.updates, prompt_tokens=own.prompt_tokens,
             reference=own.kl > 0, advantages=centred if own.dr else group_relative,
         )  # fmt: skip
         # By its name in the catalog: this package never imports the one that brings losses.

@@ -1,94 +1,216 @@
 """Makes batches to train on: completions of prompts, their rewards, and both laid out as rows."""
 
-import math
+import functools
+import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from kanawa.config import public_name
 from kanawa.contracts import Batch, CausalLM, DataSource, Environment, Program, RolloutBatch
-from kanawa.contracts.data import Tokenizer
 from kanawa.errors import UsageError
 from kanawa.module import EmissionError, functional
 
-from kanawa_runtime.rollouts.prompts import Question, question
-from kanawa_runtime.rollouts.rewards import Rollout
-from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler, RewardError, RolloutError
+from kanawa_runtime.data.permutation import permutation
+from kanawa_runtime.rollouts.exchange import Exchange
+from kanawa_runtime.rollouts.groups import Groups, GroupWriter, advantages_of, figures_of, rollout_of
+from kanawa_runtime.rollouts.held_out import HeldOut
+from kanawa_runtime.rollouts.judge import Judge
+from kanawa_runtime.rollouts.prompts import Asked, Grouped
+from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler, RolloutError, seed_of
+from kanawa_runtime.rollouts.written import Written, laid_out, restored_rows
+from kanawa_runtime.train.batches import global_batch, local_rows
 from kanawa_runtime.train.rollout_slot import Made, RolloutWriter
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class RolloutMaker(RolloutWriter):
-    """Makes a run's batches from `cfg`, a `Rollouts`; `abstract` is the batch of the step's program.
+    """Makes a run's batches from `cfg`, a `Rollouts`; `abstract` is the global batch of the step's program.
 
-    `reference` are the parameters to stay near to, where the config asks for any. Raises UsageError for a model
-    without a policy loss.
+    Each process draws the rows that its devices train on. `reference` are the parameters to stay near to, where the
+    config asks for any. Raises UsageError for a model without a policy loss.
     """
 
     def __init__(
         self, cfg: Any, model: CausalLM, source: DataSource, environment: Environment, *,
         abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any = None,
     ) -> None:  # fmt: skip
-        self.config = cfg
-        self._tokenizer, self._seed, self._reference = source.tokenizer, seed, reference
-        rows, self._length = abstract.input_ids.shape
+        self.config, self._source, self._seed, self._reference = cfg, source, seed, reference
+        self._tokenizer, self._abstract, self._rows = source.tokenizer, abstract, local_rows(abstract)
+        size, self._length = abstract.input_ids.shape
         self._stops = cfg.stop_ids
         if self._stops is None:
             self._stops = () if self._tokenizer is None else self._tokenizer.stop_ids
-        self._logprobs = _logprobs_program(model, environment, params, state, Batch(*abstract[:5]))
-        engine = cfg.engine.clone().set(max_queued=rows)
+        plain = Batch(*abstract[:5])
+        program = _logprobs_program(model, environment, params, state, plain)
+        self._compiled = program.lower().compile() if self._recomputes or cfg.reference else None
+        engine = cfg.engine.clone().set(max_queued=len(self._rows))
         if engine.max_length is None:
             engine.set(max_length=self._length)
         self._max_length = min(engine.max_length, self._length)
-        self._compiled = self._logprobs.lower().compile() if cfg.updates > 1 or cfg.reference else None
+        judge = Judge(
+            cfg.rewards, seconds=cfg.reward_seconds, overlong_tokens=cfg.overlong_tokens, new_tokens=cfg.new_tokens
+        )
+        self._groups = GroupWriter(
+            judge=judge, weights=cfg.reward_weights(), size=size, rows=self._rows, group_size=cfg.group_size,
+            attempts=cfg.attempts, skips_failed=cfg.skips_failed, tokenizer=self._tokenizer,
+            exchange=Exchange("groups"),
+        )  # fmt: skip
+        self._saving = Exchange("saved")
+        self._held_out = HeldOut(cfg, source.held_out(), judge, self._groups.weights, self._tokenizer)
         self.sampler = EngineSampler(model, params, state, environment, engine)
-        self._made: Made | None = None
+        #: What is trained on now, with all it needs, and what is being drawn for later.
+        self._made: Written | None = None
+        self._ahead: Future[Written] | None = None
 
-    def batch(self, prompts: Batch, params: Any, state: Any, step: int) -> Made:
-        """Returns the batch of the update after `step` updates, and its figures; `prompts` are a row's each.
+    @property
+    def _recomputes(self) -> bool:
+        """Whether the trainer's own log-probabilities of a batch are needed, which it is trained on several times."""
+        return bool(self.config.updates > 1 and not self.config.off_policy)
+
+    def batch(self, params: Any, state: Any, step: int, first_row: Callable[[int], int]) -> Made:
+        """Returns the batch of the update after `step` updates, and its figures; see `RolloutWriter`.
 
         Raises RewardError, and RolloutError for a prompt that is too long.
         """
         if step % self.config.updates and self._made is not None:
-            return self._made
+            # Its completions are in the events already.
+            return self._made.batch, {**self._made.figures, "completions": []}
+        if not self.config.off_policy:
+            self.sampler.load(params, state)
+            self._made = self._with_logprobs(self._draw(first_row(step), step), params, state)
+            return self._made.batch, self._made.figures
+        drawn, began = self._drawn_before(params, state, step, first_row), time.perf_counter()
+        self._draw_ahead(params, state, step + self.config.updates, first_row)
+        written = self._with_logprobs(drawn, params, state)
+        figures = {**written.figures, "rollout_wait_seconds": self._waited + time.perf_counter() - began}
+        self._made = written._replace(figures=figures)
+        return self._made.batch, self._made.figures
+
+    def _drawn_before(self, params: Any, state: Any, step: int, first_row: Callable[[int], int]) -> Written:
+        """Returns the batch that was drawn with the parameters before the last update; at the start, with these."""
         began = time.perf_counter()
-        questions = [question(prompts, row, self.config.prompt_tokens) for row in range(len(prompts.input_ids))]
-        self._check_lengths(questions)
-        drawn = self.sampler.draw(
-            params, state, [one.prompt for one in questions], self.config.new_tokens, self._stops, (self._seed, step)
-        )
-        rollouts = [rollout_of(one, mine, self._tokenizer) for one, mine in zip(questions, drawn, strict=True)]
-        rewards = np.asarray([self._reward(rollout) for rollout in rollouts])
-        batch = self._laid_out(questions, drawn, self._advantages(rewards))
-        if self._compiled is not None:
-            plain = Batch(*batch[:5])
-            old = self._compiled(params, state, plain) if self.config.updates > 1 else None
-            near = None if self._reference is None else self._compiled(self._reference, state, plain)
-            batch = batch._replace(old_logprobs=_on_host(old), reference_logprobs=_on_host(near))
-        groups = rewards.reshape(-1, self.config.group_size)
+        drawn = None if self._ahead is None else self._ahead.result()
+        if drawn is not None and drawn.first_row != first_row(step):
+            # Batches were left out since it was drawn.
+            drawn = None
+        if drawn is None:
+            self.sampler.load(params, state)
+            drawn = self._draw(first_row(step), step)
+        self._ahead, self._waited = None, time.perf_counter() - began
+        return drawn
+
+    def _draw_ahead(self, params: Any, state: Any, step: int, first_row: Callable[[int], int]) -> None:
+        rows, first = self._source.num_rows, first_row(step)
+        if rows is not None and first + self._groups.size > rows:
+            return
+        # Before the update, which takes the parameters' memory: the engine has its own copy from here on.
+        self.sampler.load(params, state)
+        self._ahead = _in_background(functools.partial(self._draw, first, step))
+
+    def _draw(self, first_row: int, step: int) -> Written:
+        """Draws and rates a batch with the engine's weights; safe on one thread beside the training step."""
+        began, source, cfg = time.perf_counter(), self._source, self.config
+        assert isinstance(source, Grouped)
+
+        def asked(place: int, attempt: int) -> Asked:
+            return source.asked(first_row + place, attempt, cfg.prompt_tokens)
+
+        def draw(questions: Sequence[Asked], places: Sequence[int], attempt: int) -> list[Drawn]:
+            prompts = [one.prompt for one in questions]
+            self._check_lengths(prompts)
+            seeds = [seed_of(self._seed, step, place, attempt=attempt) for place in places]
+            return self.sampler.draw(prompts, cfg.new_tokens, self._stops, seeds)
+
+        groups = self._groups.write(asked, draw)
+        totals = self._groups.totals(groups.rewards)
+        # A group that is left out weighs nothing, but its numbers have to be finite.
+        totals = np.where(groups.left_out, 0.0, totals).reshape(-1, cfg.group_size)
+        advantages, counts = advantages_of(cfg.advantages, totals), (~groups.left_out).astype(np.float32)
+        mine = slice(self._rows.start, self._rows.stop)
+        prompts = [one.prompt for one in groups.asked]
+        batch = laid_out(prompts, groups.drawn, advantages[mine], counts[mine], self._length)
+        if cfg.off_policy:
+            batch = batch._replace(old_logprobs=batch.sampled_logprobs)
         figures = {
-            "reward": float(rewards.mean()),
-            "groups_alike": float(np.mean(groups.max(1) == groups.min(1))),
-            # The loss may be a mean over rows, so that its weight doesn't count tokens.
-            "tokens": float(sum(len(one.ids) for one in drawn)),
+            **figures_of(groups, self._groups),
             "rollout_seconds": time.perf_counter() - began,
             "engine_compilations": self.sampler.stats["compilations"],
         }
-        self._made = batch, figures
-        return self._made
+        if cfg.logged_completions:
+            figures["completions"] = self._logged(groups, totals.reshape(-1), advantages, step)
+        return Written(batch, figures, first_row)
+
+    def _logged(
+        self, groups: Groups, totals: np.ndarray, advantages: np.ndarray, step: int
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Returns a few of this process's rollouts, drawn by the step, for a person to read."""
+        chosen = permutation(len(self._rows), self._seed, step)[: self.config.logged_completions]
+        table = []
+        for row in sorted(int(index) for index in chosen):
+            place, drawn = self._rows[row], groups.drawn[row]
+            rollout = rollout_of(groups.asked[row], drawn, self._tokenizer)
+            names, values = self._groups.judge.names, groups.rewards[place].tolist()
+            table.append({
+                "row": place,
+                "prompt": rollout.prompt or list(rollout.prompt_ids),
+                "completion": rollout.completion or list(rollout.completion_ids),
+                "finish_reason": drawn.finish_reason,
+                "rewards": dict(zip(names, values, strict=True)),
+                "reward": float(totals[place]),
+                "advantage": float(advantages[place]),
+            })  # fmt: skip
+        return table
+
+    def _with_logprobs(self, written: Written, params: Any, state: Any) -> Written:
+        """Adds the log-probabilities by the trainer's own parameters and by the reference, where they are wanted."""
+        if self._compiled is None:
+            return written
+        specs = Batch(*self._abstract[:5])
+        plain = global_batch(Batch(*written.batch[:5]), specs, self._rows)
+        old: Any = self._own(self._compiled(params, state, plain)) if self._recomputes else written.batch.old_logprobs
+        near: Any = None if self._reference is None else self._own(self._compiled(self._reference, state, plain))
+        return written._replace(batch=written.batch._replace(old_logprobs=old, reference_logprobs=near))
+
+    def _own(self, logprobs: Any) -> np.ndarray:
+        """Returns this process's rows of an array that is sharded as a batch is."""
+        if logprobs.is_fully_addressable:
+            return np.asarray(logprobs)[self._rows.start : self._rows.stop]
+        own = np.zeros((len(self._rows), self._length), np.float32)
+        for shard in logprobs.addressable_shards:
+            begin, end, _ = shard.index[0].indices(self._groups.size)
+            own[begin - self._rows.start : end - self._rows.start, *shard.index[1:]] = shard.data
+        return own
+
+    # --- held-out rows -----------------------------------------------------------------------------------------
+
+    def evaluate(self, params: Any, state: Any) -> dict[str, Any] | None:
+        """Returns the mean rewards over held-out prompts; None without any, or where the config wants none."""
+        if not self._held_out.count:
+            return None
+        if self._ahead is not None:
+            # The engine has one set of weights at a time.
+            self._ahead.exception()
+        self.sampler.load(params, state)
+        return self._held_out.evaluate(self._seed, self._stops, self.sampler, self._check_lengths)
 
     # --- for a resumed run -----------------------------------------------------------------------------------
 
     def saved(self, step: int) -> dict[str, Any]:
-        """Returns, as JSON, what a run resumed after `step` updates can't make again."""
+        """Returns, as JSON, what a run resumed after `step` updates can't make again. All processes call."""
         saved: dict[str, Any] = {}
         if self._reference is not None:
             saved["reference"] = _fingerprint(self._reference)
         if step % self.config.updates and self._made is not None:
-            batch, figures = self._made
-            arrays = {name: x.tolist() for name, x in batch._asdict().items() if x is not None}
-            saved |= {"batch": arrays, "told": figures}
+            saved["made"] = self._saving.all(self._made.saved(self._rows.start))
+        if self._ahead is not None:
+            saved["ahead"] = self._saving.all(self._ahead.result().saved(self._rows.start))
         return saved
 
     def resume(self, saved: Mapping[str, Any]) -> None:
@@ -99,12 +221,11 @@ class RolloutMaker(RolloutWriter):
                 "which it was started, or the seed"
             )
             raise UsageError(message)
-        if "batch" in saved:
-            whole = {"input_ids", "target_ids", "positions", "segment_ids"}
-            arrays: dict[str, Any] = {
-                name: np.asarray(x, np.int32 if name in whole else np.float32) for name, x in saved["batch"].items()
-            }
-            self._made = RolloutBatch(**arrays), dict(saved["told"])
+        if "made" in saved:
+            self._made = restored_rows(saved["made"], self._rows)
+        if "ahead" in saved and self.config.off_policy:
+            self._ahead = Future()
+            self._ahead.set_result(restored_rows(saved["ahead"], self._rows))
 
     def close(self) -> None:
         """Stops the engine."""
@@ -112,8 +233,8 @@ class RolloutMaker(RolloutWriter):
 
     # --- rows --------------------------------------------------------------------------------------------------
 
-    def _check_lengths(self, questions: Sequence[Question]) -> None:
-        longest = max(len(one.prompt) for one in questions)
+    def _check_lengths(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        longest = max(len(one) for one in prompts)
         if longest + self.config.new_tokens > self._max_length:
             message = (
                 f"a prompt of {longest} tokens and rollouts.new_tokens={self.config.new_tokens} make "
@@ -122,66 +243,19 @@ class RolloutMaker(RolloutWriter):
             )
             raise RolloutError(message)
 
-    def _reward(self, rollout: Rollout) -> float:
-        what = f"the reward {public_name(self.config.reward)}"
-        of = f"for the prompt {rollout.prompt or list(rollout.prompt_ids)!r}"
+
+def _in_background(function: Callable[[], T]) -> Future[T]:
+    """Returns the result to be of a function, run on a thread that no exit waits for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
         try:
-            reward = float(self.config.reward(rollout))
-        except Exception as error:
-            message = f"{what} raised {type(error).__name__}: {error}; {of}. Fix it, and run the same command again"
-            raise RewardError(message) from error
-        if not math.isfinite(reward):
-            message = f"{what} gave {reward} {of}; expected a finite number. Fix it, and run the same command again"
-            raise RewardError(message)
-        return reward
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
 
-    def _advantages(self, rewards: np.ndarray) -> np.ndarray:
-        groups = rewards.reshape(-1, self.config.group_size)
-        what = f"rollouts.advantages, {public_name(self.config.advantages)},"
-        try:
-            advantages = np.asarray(self.config.advantages(groups), np.float32)
-        except Exception as error:
-            message = f"{what} raised {type(error).__name__}: {error}; for rewards {list(groups.shape)}"
-            raise RewardError(message) from error
-        if advantages.shape != groups.shape or not np.isfinite(advantages).all():
-            message = (
-                f"{what} gave {list(advantages.shape)} for "
-                f"rewards {list(groups.shape)}, or numbers that aren't finite; expected one finite number a reward"
-            )
-            raise RewardError(message)
-        return advantages.reshape(-1)
-
-    def _laid_out(self, questions: Sequence[Question], drawn: Sequence[Drawn], advantages: np.ndarray) -> RolloutBatch:
-        shape = len(questions), self._length
-        ids, targets, positions, segments = (np.zeros(shape, np.int32) for _ in range(4))
-        weights, gains, sampled = (np.zeros(shape, np.float32) for _ in range(3))
-        positions[:] = np.arange(self._length)
-        for row, (asked, mine) in enumerate(zip(questions, drawn, strict=True)):
-            tokens = [*asked.prompt, *mine.ids]
-            written = slice(len(asked.prompt) - 1, len(tokens) - 1)
-            ids[row, : len(tokens) - 1], targets[row, : len(tokens) - 1] = tokens[:-1], tokens[1:]
-            segments[row, : len(tokens) - 1] = 1
-            weights[row, written], gains[row, written], sampled[row, written] = 1.0, advantages[row], mine.logprobs
-        rows: list[Any] = [ids, targets, positions, segments, weights, gains, sampled]
-        return RolloutBatch(*rows)
-
-
-def _on_host(logprobs: Any) -> Any:
-    return None if logprobs is None else np.asarray(logprobs)
-
-
-def rollout_of(asked: Question, drawn: Drawn, tokenizer: Tokenizer | None) -> Rollout:
-    """Returns what a reward function gets, with texts where there is a tokenizer; a stop token has none."""
-    texts = {}
-    if tokenizer is not None:
-        ids = {"prompt": asked.prompt, "completion": drawn.ids, "answer": asked.answer}
-        # A model may have more ids than its tokenizer, and draw them.
-        known = tokenizer.vocab_size
-        texts = {name: tokenizer.decode([i for i in some if i < known]) for name, some in ids.items()}
-    reason = drawn.finish_reason
-    return Rollout(
-        prompt_ids=asked.prompt, completion_ids=drawn.ids, answer_ids=asked.answer, finish_reason=reason, **texts
-    )
+    threading.Thread(target=run, name="kanawa-rollouts", daemon=True).start()
+    return future
 
 
 def _logprobs_program(model: CausalLM, environment: Environment, params: Any, state: Any, batch: Batch) -> Program:
@@ -194,7 +268,7 @@ def _logprobs_program(model: CausalLM, environment: Environment, params: Any, st
         return values
 
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (params, state))
-    program = Program("logprobs", logprobs, (*abstract, batch), (), None, environment)
+    program = Program("logprobs", logprobs, (*abstract, batch), (), batch.input_ids.sharding, environment)
     try:
         with environment.active():
             jax.eval_shape(logprobs, *program.abstract_args)

@@ -22,6 +22,14 @@ class Question(NamedTuple):
     answer: tuple[int, ...]
 
 
+class Asked(NamedTuple):
+    """A question, and the columns of the data's record that it was made of."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    record: Mapping[str, Any]
+
+
 def question(batch: Batch, row: int, prompt_tokens: int | None = None) -> Question:
     """Returns the question in a row; of one without weighted targets all of it is the prompt.
 
@@ -52,6 +60,7 @@ class Grouped(DataSource):
     """The rows of `source`, each `group_size` times in a batch of `batch_size`, for `updates` batches.
 
     Where rollouts are trained on several times, the batches after the first are only counted, and hold the same rows.
+    With `attempts`, each group of a batch has so many rows to try: those after the first are read by `asked`.
     """
 
     class Config(DataSource.Config):
@@ -59,6 +68,7 @@ class Grouped(DataSource):
         group_size: Size
         batch_size: Size
         updates: Size = 1
+        attempts: Size = 1
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -70,15 +80,18 @@ class Grouped(DataSource):
         return self._source.packed
 
     @property
-    def _repeats(self) -> int:
-        repeats: int = self.config.group_size * self.config.updates
-        return repeats
+    def _groups(self) -> int:
+        groups: int = self.config.batch_size // self.config.group_size
+        return groups
 
     @property
     def num_rows(self) -> int | None:
         """The source's, as often as they come; those that don't fill a batch are dropped."""
-        rows, prompts = self._source.num_rows, self.config.batch_size // self.config.group_size
-        return None if rows is None else rows // prompts * prompts * self._repeats
+        rows = self._source.num_rows
+        if rows is None:
+            return None
+        batches: int = rows // (self._groups * self.config.attempts)
+        return batches * self._groups * int(self.config.group_size * self.config.updates)
 
     @property
     def vocab_size(self) -> int:
@@ -95,11 +108,26 @@ class Grouped(DataSource):
         """The source's."""
         return self._source.tokenizer
 
+    def held_out(self) -> DataSource | None:
+        """The source's, each row once."""
+        return self._source.held_out()
+
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns the row of the source at this place."""
+        return self._source.row(self._source_row(index))
+
+    def record(self, index: int) -> Mapping[str, Any]:
+        """Returns the record of the source at this place."""
+        return self._source.record(self._source_row(index))
+
+    def asked(self, index: int, attempt: int, prompt_tokens: int | None) -> Asked:
+        """Returns the question at this place, or the one that its group tries after so many others."""
+        return asked(self._source, self._source_row(index, attempt), prompt_tokens)
+
+    def _source_row(self, index: int, attempt: int = 0) -> int:
         batch, place = divmod(index, self.config.batch_size)
-        prompts = self.config.batch_size // self.config.group_size
-        return self._source.row(batch // self.config.updates * prompts + place // self.config.group_size)
+        wave: int = batch // self.config.updates * self.config.attempts + attempt
+        return wave * self._groups + int(place // self.config.group_size)
 
     def saved(self, row: int) -> dict[str, Any]:
         """Returns the source's."""
@@ -116,5 +144,12 @@ class Grouped(DataSource):
     def _read_before(self, row: int) -> int:
         """Returns how many rows of the source are read before the batch that begins with `row`."""
         batches: int = -(-row // (self.config.batch_size * self.config.updates))
-        prompts: int = self.config.batch_size // self.config.group_size
-        return batches * prompts
+        return batches * self._groups * int(self.config.attempts)
+
+
+def asked(source: DataSource, index: int, prompt_tokens: int | None) -> Asked:
+    """Returns the question in a row of a source, with the columns of its record; raises as `question` does."""
+    row = source.row(index)
+    arrays: list[Any] = [row[name][None] if row.get(name) is not None else None for name in Batch._fields]
+    batch = Batch(*arrays)
+    return Asked(*question(batch, 0, prompt_tokens), source.record(index))

@@ -5,6 +5,8 @@ differentiated: it may run a program, or call a server.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,7 +14,8 @@ class Rollout:
     """What the policy wrote after a prompt; `answer_ids` are the data's targets there.
 
     Texts are what the data's tokenizer makes of the ids, and "" without one. `finish_reason` is "stop" where the policy
-    ended by itself, then its stop token is the last of `completion_ids`, and "length" where it was cut off.
+    ended by itself, then its stop token is the last of `completion_ids`, and "length" where it was cut off. `record`
+    holds the columns of the data's record that the prompt was made of: unit tests, a category, a difficulty.
     """
 
     prompt_ids: tuple[int, ...]
@@ -22,6 +25,7 @@ class Rollout:
     prompt: str = ""
     completion: str = ""
     answer: str = ""
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def exact_match(rollout: Rollout) -> float:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from kanawa.config import REQUIRED, Config, Count, Named, Size
+import numpy as np
+from kanawa.config import REQUIRED, Config, Count, Named, Positive, Size
 from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch
 
 from kanawa_runtime.rollouts.advantages import group_relative
@@ -15,23 +16,42 @@ from kanawa_runtime.train.rollout_slot import RolloutConfig, RolloutWriter
 class Rollouts(RolloutConfig):
     """Has `group_size` completions of at most `new_tokens` written to each prompt, and rewards them.
 
-    A row's prompt ends before its first weighted target, or after `prompt_tokens` tokens. `reward` is a function of a
-    `Rollout`, `advantages` one of the rewards of whole groups. Each batch is trained on `updates` times. With
-    `reference`, the divergence from the first parameters can be held down: their log-probabilities come with the batch.
-    `stop_ids` None are the tokenizer's. Model, data and engine are in one process, on its mesh if it has one.
+    A row's prompt ends before its first weighted target, or after `prompt_tokens` tokens. `rewards` are functions of a
+    `Rollout`, whose sum by `weights` (None: 1 each) counts; `advantages` is one of the sums of whole groups. A reward
+    that raises, returns no finite number or takes longer than `reward_seconds` ends the run, or with `skips_failed` its
+    group is left out. `overlong_tokens` penalises the last so many of `new_tokens`, and `attempts` is how many prompts
+    a group may try until its rewards differ (both: DAPO). Each batch is trained on `updates` times. With `off_policy`
+    it is drawn while the one before is trained on, by parameters one batch older, and the loss's ratio corrects it.
+    With `reference`, the divergence from the first parameters can be held down: their log-probabilities come with the
+    batch. `stop_ids` None are the tokenizer's. Each process has an engine on its devices, with a copy of the weights.
     """
 
-    PLACEMENT = ("engine",)
+    PLACEMENT = ("engine", "evaluation_prompts", "logged_completions", "reward_seconds")
 
-    reward: Annotated[Callable[..., Any], Named("rewards")] = REQUIRED
+    rewards: Annotated[tuple[Callable[..., Any], ...], Named("rewards")] = REQUIRED
+    weights: tuple[float, ...] | None = None
+    reward_seconds: Positive | None = None
+    skips_failed: bool = False
     group_size: Size = 8
     new_tokens: Size = 64
+    overlong_tokens: Count = 0
     prompt_tokens: Size | None = None
+    attempts: Size = 1
     updates: Size = 1
+    off_policy: bool = False
     reference: bool = False
     advantages: Callable[..., Any] = group_relative
     stop_ids: tuple[Count, ...] | None = None
     engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
+    #: Held-out rows that each evaluation draws a completion of.
+    evaluation_prompts: Count = 64
+    #: Rollouts of a step that go into the events, to be read.
+    logged_completions: Count = 2
+
+    def reward_weights(self) -> np.ndarray:
+        """Returns the weight of each of the judge's rewards, the penalty of overlong rollouts last."""
+        own = self.weights if self.weights is not None else (1.0,) * len(self.rewards)
+        return np.asarray([*own, *((1.0,) if self.overlong_tokens else ())], np.float64)
 
     @property
     def has_reference(self) -> bool:
@@ -39,24 +59,16 @@ class Rollouts(RolloutConfig):
         return self.reference
 
     @property
-    def reuses_batches(self) -> bool:
-        """Whether a batch is trained on several times."""
-        return self.updates > 1
-
-    def problem_of_processes(self, count: int) -> str:
-        """Returns what is wrong with a gang, whose processes would each draw rollouts of their own."""
-        if count == 1:
-            return ""
-        return (
-            f"rollouts are made in one process, and this run has {count}: each would train on rollouts of its own; "
-            "start it as one process on a target of one host, all of whose devices it uses"
-        )
+    def has_old_logprobs(self) -> bool:
+        """Whether batches hold the log-probabilities they were drawn with: the policy that trains is another one."""
+        return self.updates > 1 or self.off_policy
 
     def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:
         """Returns the rows of `data`, each as often as its group has members."""
         data = data.in_batches(max(1, batch_size // self.group_size // self.updates))
         sizes: dict[str, Any] = {"batch_size": batch_size, "sequence_length": data.sequence_length, "seed": data.seed}
-        return Grouped.Config(source=data, group_size=self.group_size, updates=self.updates, **sizes)
+        sizes |= {"group_size": self.group_size, "updates": self.updates, "attempts": self.attempts}
+        return Grouped.Config(source=data, **sizes)
 
     def writer(
         self, model: CausalLM, source: DataSource, environment: Environment, *,
@@ -72,7 +84,7 @@ class Rollouts(RolloutConfig):
 
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
-        problems = self._problems_of_model(model)
+        problems = self._problems_of_model(model) + self._problems_of_rewards()
         if self.group_size < 2:
             problems.append(
                 "rollouts.group_size is 1, expected at least 2: a reward is compared with the rest of its group"
@@ -90,6 +102,21 @@ class Rollouts(RolloutConfig):
             problems.append(
                 f"rollouts.new_tokens is {self.new_tokens}, but data.sequence_length is {length}, which has to "
                 "hold a prompt as well; raise the one or lower the other"
+            )
+        return problems
+
+    def _problems_of_rewards(self) -> list[str]:
+        problems = []
+        if not self.rewards:
+            problems.append("rollouts.rewards is empty, expected one at least: `kanawa list rewards` shows those here")
+        if self.weights is not None and len(self.weights) != len(self.rewards):
+            problems.append(
+                f"rollouts.weights has {len(self.weights)} numbers for {len(self.rewards)} rewards, expected one each"
+            )
+        if self.overlong_tokens > self.new_tokens:
+            problems.append(
+                f"rollouts.overlong_tokens is {self.overlong_tokens}, expected at most rollouts.new_tokens "
+                f"({self.new_tokens}), the last of which it penalises"
             )
         return problems
 

@@ -3,20 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax.sharding import Mesh
-from kanawa.arrays.rules import Rules
-from kanawa.arrays.shardings import param_shardings
 from kanawa.contracts import CausalLM, Environment
 from kanawa.errors import KanawaError
-from kanawa.module import param_specs
 
 from kanawa_runtime.data.permutation import stream_key
+from kanawa_runtime.rollouts.handover import Handover
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.request import Output, SamplingParams
-
-
-class RewardError(KanawaError):
-    """A reward raised, or gave no finite number."""
 
 
 class RolloutError(KanawaError):
@@ -24,15 +17,24 @@ class RolloutError(KanawaError):
 
 
 class Drawn(NamedTuple):
-    """Ids with their log-probabilities, a stop token included, and why there are no more."""
+    """Ids with their log-probabilities, a stop token included, and why there are no more.
+
+    `mask` says which of them the policy drew; None: all. The others came from an environment.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
+    mask: tuple[bool, ...] | None = None
+
+    @property
+    def num_drawn(self) -> int:
+        """How many tokens the policy drew."""
+        return len(self.ids) if self.mask is None else sum(self.mask)
 
 
 class EngineSampler:
-    """Draws completions from the model with the parameters of each call; compiles everything once.
+    """Draws completions from the model with the parameters of the last `load`; compiles everything once.
 
     Tokens are drawn at temperature 1 from the whole distribution: any other would not be the policy's. Each request
     has a seed of its own, and all of a call are submitted together, so that a repeated call returns the same bits.
@@ -44,56 +46,41 @@ class EngineSampler:
         # Late: the engine is a large part of this package, and a plan needs none of it.
         from kanawa_runtime.serve.engine.engine import LLMEngine
 
-        self._shardings = decoding_shardings(model, environment)
-        self._engine = LLMEngine(model, self._placed(params), state, environment, config)
-        self._engine.start()
+        self._handover = Handover(model, environment)
+        own = self._handover.params(params), self._handover.state(state)
+        self.engine = LLMEngine(model, *own, self._handover.environment, config)
+        self.engine.start()
+
+    def load(self, params: Any, state: Any) -> None:
+        """Takes the trainer's weights; nothing may be drawing. In a gang all processes call at the same point."""
+        self.engine.load(self._handover.params(params), self._handover.state(state))
 
     def draw(
-        self, params: Any, state: Any, prompts: Sequence[tuple[int, ...]], new_tokens: int, stops: tuple[int, ...],
-        seed: tuple[int, ...],
-    ) -> list[Drawn]:  # fmt: skip
-        """Returns a completion of each prompt; all have ended when it returns, so none is of two sets of weights.
+        self, prompts: Sequence[tuple[int, ...]], new_tokens: int, stops: tuple[int, ...], seeds: Sequence[int]
+    ) -> list[Drawn]:
+        """Returns a completion of each prompt by its seed, once all have ended; safe on any one thread.
 
         Raises RolloutError for one that the engine couldn't finish.
         """
-        self._engine.load(self._placed(params), state)
         samplings = [
-            SamplingParams(max_tokens=new_tokens, seed=stream_key(*seed, row), stop_token_ids=stops, logprobs=0)
-            for row in range(len(prompts))
+            SamplingParams(max_tokens=new_tokens, seed=seed, stop_token_ids=stops, logprobs=0) for seed in seeds
         ]
-        outputs = self._engine.generate(prompts, samplings)
+        outputs = self.engine.generate(prompts, samplings)
         return [_drawn(output, row, prompts[row]) for row, output in enumerate(outputs)]
 
     @property
     def stats(self) -> dict[str, float]:
         """The engine's gauges and counters."""
-        return dict(self._engine.stats())
+        return dict(self.engine.stats())
 
     def close(self) -> None:
         """Ends the engine."""
-        self._engine.stop()
-
-    def _placed(self, params: Any) -> Any:
-        import jax
-
-        return params if self._shardings is None else jax.device_put(params, self._shardings)
+        self.engine.stop()
 
 
-def decoding_shardings(model: CausalLM, environment: Environment) -> Any:
-    """Returns the shardings for decoding: as trained, but not over the axes that split the batch; None without a mesh.
-
-    A trainer that shards weights over its rows gathers them once a step of millions of tokens; decoding would at every
-    token. Experts stay where they are.
-    """
-    mesh = environment.mesh
-    if not isinstance(mesh, Mesh):
-        return None
-    rows = {axis for name, axes in environment.plan.activation_rules if name in ("batch", "length") for axis in axes}
-    rules: Rules = tuple(
-        (name, axes if name == "experts" else tuple(axis for axis in axes if axis not in rows))
-        for name, axes in environment.plan.param_rules
-    )
-    return param_shardings(param_specs(model), rules, mesh)
+def seed_of(*words: int, attempt: int = 0) -> int:
+    """Returns the seed of a draw by the run's seed, the step and the row of the global batch: never by the process."""
+    return stream_key(*words, attempt) if attempt else stream_key(*words)
 
 
 def _drawn(output: Output, row: int, prompt: tuple[int, ...]) -> Drawn:

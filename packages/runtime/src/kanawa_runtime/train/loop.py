@@ -305,6 +305,9 @@ class _Running:
             faults.reached("in_evaluation")
             limit = policy.final_batches if final else policy.max_batches
             record = started.evaluator.evaluate(params, state, limit, until=lambda: attempt.stop.asked)
+            if started.rollouts is not None and not attempt.stop.asked:
+                rewards = started.rollouts.evaluate(params, state)
+                record = record if record is None or rewards is None else record | rewards
         if attempt.stop.asked:
             return False
         if record is not None:

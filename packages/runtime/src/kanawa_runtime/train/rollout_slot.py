@@ -1,11 +1,11 @@
 """The trainer's slot `rollouts`: what a config in it answers, and what writes the batches of a run."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kanawa.config import Config
-from kanawa.contracts import Batch, CausalLM, DataSource, Environment, RolloutBatch
+from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch
 
 #: A batch and its figures, which go into the events of its steps.
 Made = tuple[RolloutBatch, dict[str, Any]]
@@ -15,8 +15,16 @@ class RolloutWriter(abc.ABC):
     """Makes a run's batches of what the model in training writes."""
 
     @abc.abstractmethod
-    def batch(self, prompts: Batch, params: Any, state: Any, step: int) -> Made:
-        """Returns the batch of the update after `step` updates, and its figures; each row of `prompts` has one."""
+    def batch(self, params: Any, state: Any, step: int, first_row: Callable[[int], int]) -> Made:
+        """Returns this process's rows of the batch of the update after `step` updates, and the batch's figures.
+
+        `first_row` gives the first row of data behind the batch after so many updates. Figures go into the step's
+        event, `completions` among them into one of their own.
+        """
+
+    @abc.abstractmethod
+    def evaluate(self, params: Any, state: Any) -> dict[str, Any] | None:
+        """Returns the mean reward on held-out rows, for the event of an evaluation; None where there are none."""
 
     @abc.abstractmethod
     def saved(self, step: int) -> dict[str, Any]:
@@ -41,16 +49,12 @@ class RolloutConfig(Config):
 
     @property
     @abc.abstractmethod
-    def reuses_batches(self) -> bool:
-        """Whether a batch is trained on several times, and so holds the log-probabilities it was written with."""
+    def has_old_logprobs(self) -> bool:
+        """Whether a batch holds the log-probabilities it was written with: another policy than the one it trains."""
 
     @abc.abstractmethod
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
-
-    @abc.abstractmethod
-    def problem_of_processes(self, count: int) -> str:
-        """Returns why a run of so many processes can't write rollouts; empty where it can."""
 
     @abc.abstractmethod
     def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:

@@ -75,9 +75,6 @@ class Started:
 def start(attempt: Attempt) -> Started:
     """Returns what stepping needs; raises UsageError for data or parameters that don't fit, RunStopped at a signal."""
     began = time.perf_counter()
-    rollouts = attempt.config.rollouts
-    if rollouts is not None and (problem := rollouts.problem_of_processes(jax.process_count())):
-        raise UsageError(problem)
     screen, journal, programs = attempt.screen, attempt.journal, attempt.prepared.programs
     digest = _data_digest(attempt)
     checkpointer = type(attempt.checkpoints)

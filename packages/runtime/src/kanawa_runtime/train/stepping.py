@@ -128,7 +128,10 @@ class Stepper:
     @property
     def next_row(self) -> int:
         """The first row of the next batch."""
-        return self._first_row(self.left_out.batch_of(self.step))
+        return self._row_after(self.step)
+
+    def _row_after(self, step: int) -> int:
+        return self._first_row(self.left_out.batch_of(step))
 
     def _first_row(self, batch: int) -> int:
         size: int = self._attempt.config.batch_size
@@ -147,7 +150,7 @@ class Stepper:
         if self._rollouts is not None:
             # What the policy is now, it is after the last update, which must have been sound.
             self.drain()
-            local, figures = self._rollouts.batch(rows, self.state.params, self.state.state, self.step)
+            local, figures = self._rollouts.batch(self.state.params, self.state.state, self.step, self._row_after)
         self._batch = global_batch(local, self._abstract_batch, self.rows)
         faults.reached("in_step")
         self.state, report = self._stepped()
@@ -252,7 +255,7 @@ class Stepper:
             "tokens": tokens,
             "seconds": seconds,
             **pending.report.by_source(self._source.source_names),
-            **pending.figures,
+            **{name: value for name, value in pending.figures.items() if name != "completions"},
         }
         if pending.report.helpers:
             fields["loss_terms"] = list(pending.report.helpers)
@@ -261,6 +264,8 @@ class Stepper:
             fields["nats_per_byte"] = nats / tokens * pending.local_tokens / pending.num_bytes
         self.last_loss = loss
         self._attempt.screen.step(self._attempt.journal.write("step", **fields, metrics=numbers))
+        if pending.figures.get("completions"):
+            self._attempt.journal.write("completions", step=pending.step, rows=pending.figures["completions"])
         return seconds
 
     def _check(self, pending: _Pending, primary: float, total: float) -> None:

@@ -223,7 +223,7 @@ class Trainer(Workload):
     def abstract_rollouts(self, batch: Batch) -> RolloutBatch:
         """Returns what a step takes where rows of such batches are prompts."""
         ids, numbers, rollouts = batch.input_ids, batch.loss_weights, self.config.rollouts
-        old, near = (numbers if held else None for held in (rollouts.reuses_batches, rollouts.has_reference))
+        old, near = (numbers if held else None for held in (rollouts.has_old_logprobs, rollouts.has_reference))
         return RolloutBatch(*(ids,) * 4, *(numbers,) * 3, old, near)
 
 
