@@ -64,10 +64,17 @@ class Linear(Weighted):
 
     @kn.nowrap
     def mark_parts(self, axis: int, lengths: tuple[int, ...]) -> None:
-        """Declares that several projections lie side by side along dimension `axis` of the weight."""
-        spec = self.param_specs.get("weight")
-        if spec is not None:
-            self.param_specs["weight"] = dataclasses.replace(spec, parts=(axis, lengths))
+        """Declares that several projections lie side by side along dimension `axis` of the weight, inputs first.
+
+        For decoding, a weight may be stored with its outputs first; forms of other shapes have no parts.
+        """
+        spec, cfg = self.param_specs.get("weight"), self.config
+        if spec is None:
+            return
+        shape = spec.shape[spec.num_stacked :]
+        if shape == (*cfg.output_shape, *cfg.input_shape) != (*cfg.input_shape, *cfg.output_shape):
+            axis = (axis - len(cfg.input_shape)) % len(shape)
+        self.param_specs["weight"] = dataclasses.replace(spec, parts=(axis, lengths))
 
     @kn.nowrap
     def adapter_of(self, name: str) -> Adapter | None:

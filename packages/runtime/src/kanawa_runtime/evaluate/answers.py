@@ -11,7 +11,7 @@ from kanawa.errors import KanawaError
 from kanawa_runtime.data.permutation import stream_key
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.evaluate.task import Generation
-from kanawa_runtime.rollouts.sampler import decoding_shardings
+from kanawa_runtime.rollouts.handover import decoding_shardings
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import EngineStoppedError, Output, Request, SamplingParams

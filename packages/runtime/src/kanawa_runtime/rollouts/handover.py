@@ -26,10 +26,10 @@ class Handover:
         mesh = environment.mesh
         if not isinstance(mesh, Mesh):
             return
-        spanning: set[str] = set()
+        spanning: frozenset[str] = frozenset()
         if jax.process_count() > 1:
             self._local = mesh.local_mesh
-            spanning = {axis for axis, size in mesh.shape.items() if self._local.shape[axis] != size}
+            spanning = frozenset(axis for axis, size in mesh.shape.items() if self._local.shape[axis] != size)
             self.environment = dataclasses.replace(environment, mesh=self._local)
         self._shardings = decoding_shardings(model, environment, spanning)
         self._gathered = jax.jit(lambda params: params, out_shardings=self._shardings)
@@ -58,9 +58,16 @@ class Handover:
         return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
 
 
-def decoding_shardings(model: CausalLM, environment: Environment, spanning: set[str]) -> Any:
-    """Returns the shardings for decoding: as trained, but over no axis that splits the batch or is in `spanning`."""
-    mesh: Any = environment.mesh
+def decoding_shardings(
+    model: CausalLM, environment: Environment, spanning: frozenset[str] = frozenset()
+) -> Any:  # fmt: skip
+    """Returns the shardings for decoding: as trained, but over no axis that splits the batch or is in `spanning`.
+
+    None without a mesh.
+    """
+    mesh = environment.mesh
+    if not isinstance(mesh, Mesh):
+        return None
     rows = {axis for name, axes in environment.plan.activation_rules if name in ("batch", "length") for axis in axes}
     rules: Rules = tuple(
         (name, tuple(axis for axis in axes if axis not in (spanning if name == "experts" else rows | spanning)))
