@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from kanawa_runtime.data.encoded import cache_key, cached
+from kanawa_runtime.data.derived import cache_key, cached
 
 
 class Builder:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kanawa_runtime.data.errors import CorpusError
-from kanawa_runtime.data.other_data import names_files, own_corpus
+from kanawa_runtime.data.own_files import names_files, own_corpus
 from kanawa_runtime.data.text_files import JsonLines, TextFiles
 
 

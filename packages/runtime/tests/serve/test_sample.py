@@ -4,7 +4,7 @@ import jax
 import kanawa as kn
 import pytest
 from kanawa.contracts import Environment
-from kanawa_runtime.data.other_data import own_corpus
+from kanawa_runtime.data.own_files import own_corpus
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer

@@ -1,7 +1,7 @@
 """`--data`: the same experiment on other data, by name or by files; and the data of a model that came without any."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,39 +9,30 @@ from kanawa.composition.modifiers import parse_modifier
 from kanawa.config import Config, apply_override
 from kanawa.contracts import DataSource, MaskedLM
 from kanawa.errors import ConfigError, KanawaError, UsageError, did_you_mean
-from kanawa.local_path import local_path
 from kanawa.plugins import component, host
 
 from kanawa_runtime.data.corpus import Corpus
-from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.masked import MaskedTokens
+from kanawa_runtime.data.mixture import Mixture
+from kanawa_runtime.data.own_files import Part, names_files, own_corpus, parts_of
 from kanawa_runtime.data.random_tokens import RandomTokens
-from kanawa_runtime.data.records.listing import is_pattern, matching_files, split_pattern
+from kanawa_runtime.data.records.listing import is_pattern
 from kanawa_runtime.data.source import TextSource
-from kanawa_runtime.data.text_files import JsonLines, TextFiles
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.byte_alphabet import FIRST_LEARNED_ID
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, unreadable
 from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
-_RECORDS = frozenset({".jsonl", ".ndjson"})
 #: What `--data` may name, the first that has the name wins.
 _KINDS = ("experiments", "data", "corpora")
 _NAMED = re.compile(r"([A-Za-z0-9_.-]+)=(.+)")
-_TEXTS = frozenset({".txt", ".text", ".md", ".rst", ".py"})
-
-
-def names_files(text: str) -> bool:
-    """Returns whether `--data TEXT` means files, not an experiment: a wildcard, a slash, a text's suffix, or a path.
-
-    Names of experiments may have dots ("qwen3-0.6b"), and one may be the name of a folder here: ask the catalog first.
-    """
-    return is_pattern(text) or "/" in text or Path(text).suffix in _RECORDS | _TEXTS or Path(text).exists()
 
 
 def reads_files(text: str) -> bool:
     """Returns whether `--data TEXT` is read from files or a corpus: no catalogued experiment or source is called so."""
+    if _catalogued(text) is None and len(parts := parts_of(text)) > 1:
+        return all(reads_files(part.text) for part in parts)
     found = _catalogued(text)
     return names_files(text) if found is None else found[0] == "corpora"
 
@@ -67,26 +58,6 @@ def evaluation_sets(experiment: Config, texts: Sequence[str]) -> dict[str, DataS
     return sets
 
 
-def own_corpus(pattern: str) -> Corpus.Config:
-    """Returns the corpus of a glob, a file or a folder: `.jsonl` files are records with a "text" field, others text.
-
-    Paths become absolute, so that a run resumes from any working folder. Raises CorpusError where nothing matches, or
-    both kinds do.
-    """
-    files = matching_files(Path(), pattern)
-    records = [file for file in files if file.suffix in _RECORDS]
-    texts = [file for file in files if file.suffix not in _RECORDS]
-    if records and texts:
-        message = (
-            f"{pattern!r} matches both records ({records[0]}) and text ({texts[0]}): give a pattern for one of them, "
-            f"such as {str(Path(pattern).parent / '*.jsonl')!r}"
-        )
-        raise CorpusError(message)
-    folder, glob = (pattern, "**/*") if Path(pattern).is_dir() else split_pattern(pattern)
-    kind = JsonLines if records else TextFiles
-    return kind.Config(files=(glob,), root=str(Path(folder).resolve()))
-
-
 def default_data(model: Any, sequence_length: int) -> DataSource.Config:
     """Returns rows that a CausalLM's or MaskedLM's config can learn; all ids fit the model's vocabulary.
 
@@ -110,22 +81,52 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     """Returns the experiment with the data that `text` names; sizes, packing and learner stay.
 
     `text` is a catalogued experiment, whose data are taken, a catalogued data source or corpus, with fields as
-    `NAME:field=value,…`, or files: a glob, a folder, a `.jsonl` or a text. With `tokenizer_file` text is read by that
-    tokenizer, else by one learned from it. Raises UsageError for anything else, CorpusError for a glob that matches
-    nothing.
+    `NAME:field=value,…`, or files: a glob, a folder or a file, here or at an address, with options as
+    `ADDRESS:field=value,…`. Several are separated by commas; with weights, `A*0.7,B*0.3`, they become a mixture. With
+    `tokenizer_file` text is read by that tokenizer, else by one learned from it. Raises UsageError for anything else,
+    CorpusError for a glob that matches nothing.
     """
-    named = _named(experiment, text)
-    if named is not None:
-        data = named.clone()
-        if isinstance(experiment.data, DataSource.Config) and not _sets_length(text):
-            data.set(sequence_length=experiment.data.sequence_length)
-    elif names_files(str(local_path(text, "--data"))):
-        data = _with_corpus(_text_of(experiment), own_corpus(text))
-    else:
-        raise UsageError(_unknown(text))
+    parts = parts_of(text)
+    data = _named(experiment, text) if parts[0].weight is None else None
+    if data is None and parts[0].weight is not None:
+        data = _mixture(experiment, parts)
+    elif data is None:
+        unknown = next((part.text for part in parts if not names_files(part.text)), None)
+        if unknown is not None:
+            raise UsageError(_unknown(unknown))
+        data = _with_corpus(_text_of(experiment), own_corpus(*(part.text for part in parts)))
     if tokenizer_file is not None:
         data.set_tokenizer_file(str(tokenizer_file.resolve()))
     return experiment.clone().set(data=data)
+
+
+def _mixture(experiment: Config, parts: Sequence[Part]) -> DataSource.Config:
+    """Returns the mixture of parts by weight; where rows are masked, they are masked after mixing."""
+    sources: dict[str, Any] = {}
+    for part in parts:
+        data = on_other_data(experiment, part.text).data
+        inner = data.source if isinstance(data, MaskedTokens.Config) else data
+        sources[_free_name(part.text, sources)] = inner
+    length = next(iter(sources.values())).sequence_length
+    weights = {name: part.weight for name, part in zip(sources, parts, strict=True)}
+    mixture = Mixture.Config(sequence_length=length, sources=sources, weights=weights)
+    rows = experiment.clone().data
+    if isinstance(rows, MaskedTokens.Config):
+        rows.set(source=mixture)
+        return rows
+    return mixture
+
+
+def _free_name(text: str, used: Container[str]) -> str:
+    """Returns a short name of a part for events and reports: the first word of its path that isn't a pattern."""
+    address = text.partition(":")[0] if "://" not in text else text.partition("://")[2]
+    words = [re.sub(r"\W+", "_", Path(part).name.split(".")[0]) for part in Path(address).parts if not is_pattern(part)]
+    name = base = next((word for word in reversed(words) if word.strip("_")), "data").strip("_").lower()
+    number = 1
+    while name in used:
+        number += 1
+        name = f"{base}_{number}"
+    return name
 
 
 def _catalogued(text: str) -> tuple[str, str, dict[str, str]] | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kanawa_runtime.data.other_data import own_corpus
+from kanawa_runtime.data.own_files import own_corpus
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer

@@ -14,7 +14,8 @@ from kanawa.contracts.data import DataSource
 from kanawa.errors import UsageError
 
 from kanawa_runtime.data.corpus import Split, name_hash
-from kanawa_runtime.data.encoded import EncodedDocuments, Example, cache_key, cached
+from kanawa_runtime.data.derived import cache_key, cached
+from kanawa_runtime.data.encoded import EncodedDocuments, Example
 from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.packed import PackedSource
 from kanawa_runtime.data.records.record import Record, Records
