@@ -14,8 +14,9 @@ EXPERIMENT_HELP = (
     "Face folder"
 )
 DATA_HELP = (
-    "other data: a glob of text files in quotes ('mytext/**/*.txt'), a folder of them, a .jsonl or .txt file, or the "
-    "name of an experiment, a data source or a corpus, with fields as NAME:field=value,…"
+    "other data: a glob of files in quotes ('mytext/**/*.txt'), a folder of them, a file or an address (.txt, .jsonl, "
+    ".csv, .parquet, …; FILE:field=NAME), or the name of an experiment, a data source or a corpus, with fields as "
+    "NAME:field=value,…; several with weights: 'A*0.7,B*0.3'"
 )
 
 

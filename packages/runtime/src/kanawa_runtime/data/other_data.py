@@ -87,13 +87,18 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     CorpusError for a glob that matches nothing.
     """
     parts = parts_of(text)
-    data = _named(experiment, text) if parts[0].weight is None else None
-    if data is None and parts[0].weight is not None:
+    weighted = parts[0].weight is not None
+    named = None if weighted else _named(experiment, text)
+    if weighted:
         data = _mixture(experiment, parts)
-    elif data is None:
-        unknown = next((part.text for part in parts if not names_files(part.text)), None)
-        if unknown is not None:
-            raise UsageError(_unknown(unknown))
+    elif named is not None:
+        data = named.clone()
+        if isinstance(experiment.data, DataSource.Config) and not _sets_length(text):
+            data.set(sequence_length=experiment.data.sequence_length)
+    else:
+        unknown = [part.text for part in parts if not names_files(part.text)]
+        if unknown:
+            raise UsageError(_unknown(text if len(unknown) == len(parts) else unknown[0]))
         data = _with_corpus(_text_of(experiment), own_corpus(*(part.text for part in parts)))
     if tokenizer_file is not None:
         data.set_tokenizer_file(str(tokenizer_file.resolve()))
@@ -108,7 +113,7 @@ def _mixture(experiment: Config, parts: Sequence[Part]) -> DataSource.Config:
         inner = data.source if isinstance(data, MaskedTokens.Config) else data
         sources[_free_name(part.text, sources)] = inner
     length = next(iter(sources.values())).sequence_length
-    weights = {name: part.weight for name, part in zip(sources, parts, strict=True)}
+    weights = {name: part.weight or 0.0 for name, part in zip(sources, parts, strict=True)}
     mixture = Mixture.Config(sequence_length=length, sources=sources, weights=weights)
     rows = experiment.clone().data
     if isinstance(rows, MaskedTokens.Config):
@@ -216,5 +221,6 @@ def _unknown(text: str) -> str:
             return f"--data {text}: {error}"
     return (
         f"--data {text}: no experiment, data source or corpus is called so, and there is no such file or folder"
-        f"{did_you_mean(name, names)}; files are written as 'folder/**/*.txt', a folder, or a .jsonl or .txt file"
+        f"{did_you_mean(name, names)}; files are written as 'folder/**/*.txt', a folder, or a "
+        "file such as web.parquet, chat.jsonl or book.txt"
     )
