@@ -77,7 +77,7 @@ def rows(work: pathlib.Path, **fields: object) -> ChatSource:
 
 def batch_of(source: ChatSource, count: int) -> Batch:
     read = [source.row(index) for index in range(count)]
-    return Batch(**{name: np.stack([row[name] for row in read]) for name in Batch._fields})
+    return Batch(**{name: np.stack([row[name] for row in read]) for name in read[0]})
 
 
 def model_of(work: pathlib.Path):
@@ -161,12 +161,21 @@ def test_three_commands_from_a_folder_to_one_that_answers(kanawa, work, tuning):
     assert stop in json.loads(files["generation_config.json"])["eos_token_id"]
 
 
-def test_the_command_says_what_is_wrong(work, monkeypatch, capsys):
+def test_the_command_says_what_is_wrong(work, monkeypatch, capsys, caplog):
     monkeypatch.chdir(work)
     (work / "bad.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n' * 3)
     asked = ("train", "model", "--modify", "sft", "--run", "bad", "--steps", "1")
     assert main([*asked, "--data", "bad.jsonl"]) == 2
-    assert "bad.jsonl:1: messages: nothing of it is an answer to learn" in capsys.readouterr().err
+    assert "bad.jsonl:2: messages: nothing of it is an answer to learn" in capsys.readouterr().err
+    all_of_it = ("--set", "data.validation_one_in=0")
+    assert "run_started" not in (work / "bad" / "events.jsonl").read_text(), "nothing was compiled for it"
+    (work / "mostly.jsonl").write_text('{"messages": []}\n' + (work / "chat.jsonl").read_text())
+    skipping = (*asked[:3], "sft:on_bad=skip", "--run", "mostly", *asked[6:])
+    assert main([*skipping, *SIZES, "--data", "mostly.jsonl", *all_of_it]) == 0
+    assert "1 of 81 records skipped (mostly.jsonl:1: messages: expected at least one" in caplog.text
+    recorded = [json.loads(line) for line in (work / "mostly" / "events.jsonl").read_text().splitlines()]
+    (account,) = (event for event in recorded if event["event"] == "data")
+    assert {name: account[name] for name in ("records", "skipped", "cut")} == {"records": 81, "skipped": 1, "cut": 0}
     (work / "text.txt").write_text("a text\n" * 40)
     assert main([*asked, "--data", "text.txt"]) == 2
     assert "conversations are read from records, and the data are TextSource" in capsys.readouterr().err

@@ -139,6 +139,14 @@ class DataSource(Configurable):
     def digest(self) -> str:
         """Hex digest of everything the rows depend on; pinned in the run, and checked on resume."""
 
+    def account(self) -> Mapping[str, Any]:
+        """Reads the data; returns, as JSON, what became of it, such as how many records were skipped, for events.
+
+        The trainer asks before it compiles, so that data which can't be learned from is found at once. {} where nothing
+        is counted: such data are read when their rows are.
+        """
+        return {}
+
     def saved(self, row: int) -> dict[str, Any]:
         """Returns, as JSON, what the rows before `row` depend on beside (config, seed): what may change at a restart.
 

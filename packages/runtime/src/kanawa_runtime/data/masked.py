@@ -63,6 +63,10 @@ class MaskedTokens(DataSource):
         """The source's."""
         return self._source.num_rows
 
+    def account(self) -> Mapping[str, Any]:
+        """Returns the source's."""
+        return self._source.account()
+
     def saved(self, row: int) -> dict[str, Any]:
         """Returns the source's."""
         return self._source.saved(row)

@@ -219,6 +219,11 @@ class Mixture(DataSource):
         row["sources"] = np.eye(1, len(self.source_names), column, dtype=np.float32)[0]
         return row
 
+    def account(self) -> Mapping[str, Any]:
+        """Returns what became of each source's data, by name."""
+        accounts = {name: source.account() for name, source in self.parts.items()}
+        return {name: account for name, account in accounts.items() if account}
+
     # --- across attempts -----------------------------------------------------------------------------------------
 
     def saved(self, row: int) -> dict[str, Any]:

@@ -86,6 +86,9 @@ def start(attempt: Attempt) -> Started:
         total_steps=attempt.total,
         checkpointer=name,
     )
+    account = attempt.trainer.source.account()
+    if account:
+        journal.write("data", **account)
     screen.say(f"checkpoints go to {shown(attempt.run.checkpoints)}, written by {name}")
     for change in attempt.run.changes:
         screen.say(f"changed since the last attempt: {change}")
@@ -188,7 +191,10 @@ def _data_digest(attempt: Attempt) -> str:
         problem = check_vocabulary(source, attempt.config.model)
         if problem:
             raise UsageError(problem)
-        return source.digest
+        digest = source.digest
+    with attempt.screen.phase("reading data"):
+        source.account()
+    return digest
 
 
 def _keep_tokenizer(attempt: Attempt) -> None:

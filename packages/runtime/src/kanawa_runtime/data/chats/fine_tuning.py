@@ -9,6 +9,7 @@ from kanawa.errors import ConfigError
 
 from kanawa_runtime.data.chats.answers import Answers
 from kanawa_runtime.data.chats.source import ChatSource
+from kanawa_runtime.data.mixture import Mixture
 from kanawa_runtime.data.records.of_data import records_of
 
 
@@ -28,15 +29,23 @@ class SupervisedFineTuning(kn.Modifier):
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with rows of conversations; raises ConfigError where its data aren't records."""
-        own = self.config
         if "data" not in cfg.fields():
             message = f"{type(cfg).__qualname__} has no data to learn from: it is no experiment"
             raise ConfigError(message)
-        data = chat_rows(cfg.data).set(answers=own.answers, on_long=own.on_long, on_bad=own.on_bad)
-        if own.template is not None:
-            data.set(template_file=str(Path(own.template).resolve()))
+        data = cfg.data.clone()
+        if isinstance(data, Mixture.Config):
+            data.set(sources={name: self._rows(source) for name, source in data.sources.items()})
+        else:
+            data = self._rows(data)
         changed: kn.Config = cfg.set(data=data)
         return changed
+
+    def _rows(self, data: Any) -> ChatSource.Config:
+        own = self.config
+        rows = chat_rows(data).set(answers=own.answers, on_long=own.on_long, on_bad=own.on_bad)
+        if own.template is not None:
+            rows.set(template_file=str(Path(own.template).resolve()))
+        return rows
 
 
 def chat_rows(data: Any) -> ChatSource.Config:

@@ -193,6 +193,12 @@ class RecordSource(PackedSource):
 
         return cached("readings", cache_key(self.config.split, self.digest), build, parse)
 
+    def account(self) -> Mapping[str, Any]:
+        """Returns how many records there are, how many have no example, and how many lost their ends."""
+        examples = self.encoded.num_predictions
+        counts = {"records": self.reading.records, "skipped": len(self.reading.skipped), "cut": self.reading.cut}
+        return {**counts, "tokens": int(examples.sum())}
+
     @functools.cached_property
     def _read_now(self) -> dict[Split, Reading]:
         """What became of the splits that this process has read."""
