@@ -199,7 +199,7 @@ def test_what_has_no_pairs_or_no_reference_is_refused():
     with pytest.raises(ModuleError, match="has no reference, and the batch brings no reference_logprobs"):
         outputs(built, params, batch_of(ROWS))
     with pytest.raises(ModuleError, match="the model has no adapter, so without them it would be the policy itself"):
-        model(DPO.Config(reference=AdapterOff.Config()))
+        outputs(*model(DPO.Config(reference=AdapterOff.Config())), batch_of(ROWS))
     built, params = model(RewardLoss.Config())
     with pytest.raises(ModuleError, match="a reward model is trained and evaluated on pairs"):
         outputs(built, params, plain)

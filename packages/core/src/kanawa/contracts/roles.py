@@ -273,6 +273,12 @@ class Model(Module):
     #: The record `forward` takes, of those in `contracts.batch` or one of the model's own.
     batch: ClassVar[type] = Batch
 
+    @classmethod
+    def batch_of(cls, cfg: Any) -> type:
+        """Returns the record that a model with this config trains on: `batch`, unless a slot of it takes another."""
+        del cfg
+        return cls.batch
+
     @abc.abstractmethod
     def forward(self, batch: Any) -> None:
         """Adds the training loss and metrics of a batch to the outputs."""

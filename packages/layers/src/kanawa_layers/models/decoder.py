@@ -37,6 +37,12 @@ class DecoderLM(CausalLM):
             ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
         )
 
+    @classmethod
+    def batch_of(cls, cfg: Any) -> type:
+        """Returns the record of the loss."""
+        kind = cfg.loss._target
+        return cls.batch if kind is None else kind.batch
+
     def setup(self) -> None:
         """Declares the parts and shares the embedding with the head."""
         cfg = self.config

@@ -37,6 +37,8 @@ class PreferenceLoss(TokenLoss):
     `logprobs` of the targets, fp32 [batch, length], and `segment_logprobs`, [batch, 2 pairs].
     """
 
+    batch = PreferenceBatch
+
     @abc.abstractmethod
     def add_terms(self, pairs: Pairs, batch: PreferenceBatch) -> None:
         """Adds the loss and records figures."""

@@ -55,17 +55,18 @@ class AdapterOff(Reference):
             message = f"{self.path} is in no causal language model, whose adapters could be left out"
             raise ModuleError(message)
         cfg: Any = without_adapters(node.config)
-        if cfg == node.config:
+        self.around = node
+        self.is_policy = bool(cfg == node.config)
+        self.plain: CausalLM = cfg.set(loss=TokenLogprobs.Config()).build()
+
+    def forward(self, batch: Any) -> Float[Array, "B T"]:
+        """Returns the base model's log-probabilities; raises ModuleError without adapters, or in a pipeline."""
+        if self.is_policy:
             message = (
                 f"{self.path}: the model has no adapter, so without them it would be the policy itself; put --modify "
                 "lora before, or take a frozen copy with reference=frozen"
             )
             raise ModuleError(message)
-        self.around = node
-        self.plain: CausalLM = cfg.set(loss=TokenLogprobs.Config()).build()
-
-    def forward(self, batch: Any) -> Float[Array, "B T"]:
-        """Returns the base model's log-probabilities; raises ModuleError where only a part of the model is at hand."""
         context: Any = kn.current_context()
         while context is not None and context.module is not self.around:
             context = context.parent
@@ -105,7 +106,9 @@ def without_adapters(cfg: kn.Config) -> kn.Config:
 def _logprobs(model: CausalLM, params: Mapping[str, Any], state: Any, batch: Any) -> Float[Array, "B T"]:
     """Returns what `model`, built apart or below, makes of the batch; its kernels join the running call's."""
     fixed = jax.lax.stop_gradient(params)
-    plain = Batch(*batch[: len(Batch._fields)])
+    # By name: records of pairs have fields of their own after these.
+    names = ("input_ids", "target_ids", "positions", "segment_ids", "loss_weights")
+    plain = Batch(**{name: getattr(batch, name) for name in names})
     _, outputs = kn.functional(model)(fixed, state, plain, train=False, emit=("loss.logprobs",))
     kn.current_context().collector.absorb(Outputs(kernels=outputs.kernels))
     values: jax.Array

@@ -47,6 +47,8 @@ class RewardLoss(TokenLoss):
     rewards near 0: it is the coefficient of the squared sum of a pair's rewards (arXiv:2312.09244, section 3).
     """
 
+    batch = PreferenceBatch
+
     class Config(TokenLoss.Config):
         margin: kn.NonNegative = 0.0
         centre: kn.NonNegative = 0.0

@@ -1,7 +1,7 @@
 """The contract of a model's loss slot, token-weighted cross entropy without storing all logits, and a sum of losses."""
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from kanawa_layers.models.head import Head
 
 class TokenLoss(kn.Module):
     """Adds loss terms and metrics for the last hidden states of a batch, each term times `coefficient`."""
+
+    #: The record it trains on.
+    batch: ClassVar[type] = Batch
 
     class Config(kn.Module.Config):
         coefficient: kn.Strength = 1.0

@@ -39,11 +39,12 @@ def data_problems(config: Any) -> list[str]:
 def _record(config: Any, kind: type[Model]) -> str:
     """Returns what is wrong with a model that learns from other records than the data makes."""
     made: Any = config.data._target if isinstance(config.data, DataSource.Config) else None
-    if made is not None and kind.batch is made.batch:
+    wanted = kind.batch_of(config.model)
+    if made is not None and wanted is made.batch:
         return ""
     found = "" if made is None else f", and {made.__qualname__} makes {made.batch.__name__}"
     return (
-        f"model: {kind.__qualname__} learns from records of {kind.batch.__name__}{found}; name a source of those with "
+        f"model: {kind.__qualname__} learns from records of {wanted.__name__}{found}; name a source of those with "
         "--data. docs/your-own/experiment.md shows how to write one"
     )
 

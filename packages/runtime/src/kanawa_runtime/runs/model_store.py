@@ -18,7 +18,7 @@ import numpy as np
 from kanawa.arrays.shardings import abstract_params
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.config import Config, to_json
-from kanawa.contracts import Batch, Model, ModelStore, StoredModel
+from kanawa.contracts import Batch, Model, ModelStore, StoredModel, without_companions
 from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, check_readable, guarded_json
 from kanawa.module import Module, param_specs, state_specs
@@ -64,7 +64,8 @@ class RunStore(ModelStore):
         for name in files:
             check_readable(origin / name, directory)
         files |= exported_tokenizer(directory)
-        return StoredModel(read_config(directory, OF_TRAINING).model, {}, {}, files, notes)
+        model = without_companions(read_config(directory, OF_TRAINING).model)
+        return StoredModel(model, {}, {}, files, notes)
 
     def load(self, directory: Path, step: int | None = None) -> StoredModel:
         """Returns the model of a run's newest step or `step`, as host arrays."""
@@ -74,7 +75,7 @@ class RunStore(ModelStore):
         if _has_own_records(outline.config):
             arrays = _stored_arrays(directory, outline.config.build(), step)
         else:
-            run = open_run(directory, step=step)
+            run = open_run(directory, step=step, serves=True)
             arrays = run.params, run.state
         params, state = jax.device_get(tuple(flatten_paths(tree) for tree in arrays))
         return dataclasses.replace(outline, params=params, state=state)

@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-from kanawa.arrays.tree import flatten_paths
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition, Override, compose
 from kanawa.composition.naming import Base, with_other_data
 from kanawa.composition.plain import to_plain
 from kanawa.composition.target import parse_target
-from kanawa.contracts import DataSource, Environment, Model
+from kanawa.contracts import (
+    DataSource,
+    Environment,
+    Model,
+    companions_of,
+    without_companion_params,
+    without_companions,
+)
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
 
@@ -72,8 +79,8 @@ def open_run(
 ) -> OpenedRun:
     """Returns the run with its newest sound checkpoint, or that of `step`; raises UsageError where there is none.
 
-    The mesh of the training run is dropped: `target` or this process's devices decide. Its batches are of no concern to
-    a model that `serves`. A folder that a catalogued
+    The mesh of the training run is dropped: `target` or this process's devices decide. Its batches, and frozen models
+    that only its loss asks, are of no concern to a model that `serves`. A folder that a catalogued
     model store holds, such as Hugging Face's, opens like a run at step 0. `data` is what `--data` says: the
     name of an experiment or a source, or files. Text is read by the tokenizer that lies in the folder.
     """
@@ -87,7 +94,9 @@ def open_run(
     else:
         cfg = imported_experiment(stored.config, None if target is None else parse_target(target).device.platform)
     cfg.execution.set(mesh=None, strategies=())
+    saved_cfg = cfg.clone()
     if serves:
+        cfg.set(model=without_companions(cfg.model))
         # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
         cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
     saved_tokenizer = tokenizer_file(directory)
@@ -103,7 +112,7 @@ def open_run(
     if stored is not None:
         params, state = place(fitted(stored, trainer.model), abstract.params), place(stored.state, abstract.state)
         return OpenedRun(directory, composition, trainer, where, params, state, 0, trainer.model.trained_length())
-    trained = _trained_workload(cfg, target, modifiers, overrides, trainer)
+    trained = _trained_workload(saved_cfg.set(batch_size=cfg.batch_size), target, modifiers, overrides, trainer)
     with where.active():
         stored_state = abstract if trained is trainer else trained.abstract_state(where)
         saved = checkpoints_of(directory)
@@ -122,9 +131,12 @@ def open_run(
     params = trained.evaluated(restored.items["params"], restored.items.get("opt", {}))
     if trained is not trainer:
         with where.active():
-            plain = to_plain(trained.model, params)
-            params = place(flatten_paths(reformed(trainer.model, plain)), abstract.params)
-    state = restored.items["state"]
+            params = _fitting(params, trained.model, trainer.model)
+            if modifiers:
+                before = without_companions(trained.model.config) if serves else trained.model.config
+                plain = to_plain(before.build(), params)
+                params = place(flatten_paths(reformed(trainer.model, plain)), abstract.params)
+    state = _fitting(restored.items["state"], trained.model, trainer.model)
     lengths = (trainer.model.trained_length(), cfg.data.sequence_length)
     longest = max((length for length in lengths if length is not None), default=None)
     return OpenedRun(directory, composition, trainer, where, params, state, restored.step, longest)
@@ -134,8 +146,15 @@ def _trained_workload(
     cfg: Any, target: str | None, modifiers: tuple[str, ...], overrides: Sequence[Override], trainer: TrainedWorkload
 ) -> TrainedWorkload:
     """Returns the workload whose parameters the run saved: another where modifiers store the weights otherwise."""
-    if not modifiers:
+    if not modifiers and not companions_of(cfg.model.build()):
         return trainer
     before: TrainedWorkload = compose(cfg, target, (), overrides).workload()
     same = flatten_paths(param_specs(before.model)) == flatten_paths(param_specs(trainer.model))
     return trainer if same else before
+
+
+def _fitting(arrays: Any, saved: Model, opened: Model) -> Any:
+    """Returns a run's arrays without those of companions, where the opened model has none."""
+    if companions_of(opened) or not companions_of(saved):
+        return arrays
+    return unflatten_paths(without_companion_params(flatten_paths(arrays), saved))

@@ -43,7 +43,7 @@ class RunAdapters(AdapterStore):
 
     def load(self, directory: Path, model: Config) -> StoredAdapter:
         """Returns the adapter; raises UsageError for a run without one, or of a model with other weights."""
-        run = open_run(directory)
+        run = open_run(directory, serves=True)
         module = run.trainer.model
         trained = {p: jax.device_get(x) for p, x in flatten_paths(run.params).items() if ".adapter." in p}
         factors = adapter_factors(module, unflatten_paths(trained))

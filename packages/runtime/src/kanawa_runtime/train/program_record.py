@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from kanawa.arrays.tree import flatten_paths
-from kanawa.contracts import Batch, Environment
+from kanawa.contracts import Environment
 from kanawa.kernels import KernelChoice
 from kanawa.plugins.devices import device_spec_of_kind
 
@@ -76,7 +76,7 @@ def program_record(trainer: Any, compiled: Any, precision: str) -> dict[str, Any
     cfg = trainer.config
     length = cfg.data.sequence_length
     # Of other records nobody says how many tokens a row is.
-    has_tokens = trainer.source.batch is Batch
+    has_tokens = "input_ids" in trainer.source.batch._fields and "decoder_input_ids" not in trainer.source.batch._fields
     flops = _PASSES * trainer.model.flops_per_token((length + 1) / 2) * cfg.batch_size * length if has_tokens else None
     counts = {path: math.prod(spec.shape) for path, spec in flatten_paths(trainer.specs).items()}
     return {

@@ -11,7 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
-from kanawa.contracts import Batch, CheckpointError, DataSource, Program, Restored, RolloutBatch
+from kanawa.contracts import (
+    Batch,
+    CheckpointError,
+    DataSource,
+    Program,
+    Restored,
+    RolloutBatch,
+    companions_of,
+    without_companion_params,
+    without_companions,
+)
 from kanawa.errors import UsageError
 from kanawa.guarded_read import check_readable
 from kanawa.kernels import KernelChoice
@@ -277,25 +287,53 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     mapping: InitFrom | None = attempt.config.init_from
     source = str(attempt.initial or "") or (mapping.source if mapping is not None else "")
     if not source:
-        return Origin("new"), state
+        return Origin("new"), _with_companions(attempt, state, abstract)
     account = None
+    module: Any = attempt.trainer.model
+    own = unflatten_paths(without_companion_params(flatten_paths(abstract.params), module))
+    trained = without_companions(module.config).build() if companions_of(module) else module
     with attempt.screen.phase(f"reading {shown(source)}"), attempt.sections.within("restore"):
         stored = stored_model(Path(source))
         check_sound(stored, source)
         if mapping is None:
-            params = place(fitted(stored, attempt.trainer.model), abstract.params)
-            state = state._replace(params=params, state=place(stored.state, abstract.state))
+            params = flatten_paths(state.params) | flatten_paths(place(fitted(stored, trained), own))
+            old = flatten_paths(state.state)
+            kept = without_companion_params(flatten_paths(abstract.state), module)
+            values = old | flatten_paths(place(stored.state, unflatten_paths(kept)))
+            state = state._replace(params=unflatten_paths(params), state=unflatten_paths(values))
         else:
-            new = flatten_paths(state.params)
+            new = without_companion_params(flatten_paths(state.params), module)
             account = matched(mapping, stored.params, new, source)
             there = {path: stored.params[theirs] for path, theirs in account.taken.items()}
             here = {path: leaf for path, leaf in flatten_paths(abstract.params).items() if path in there}
             taken = flatten_paths(place(there, unflatten_paths(here)))
-            state = state._replace(params=unflatten_paths(new | taken))
+            state = state._replace(params=unflatten_paths(flatten_paths(state.params) | taken))
     attempt.journal.write("initialised_from", path=source, **({} if account is None else account.as_json()))
     for line in () if account is None else account.lines():
         attempt.screen.say(line)
-    return Origin("initialised", path=source), state
+    return Origin("initialised", path=source), _with_companions(attempt, state, abstract)
+
+
+def _with_companions(attempt: Attempt, state: TrainState, abstract: TrainState) -> TrainState:
+    """Returns the state with the frozen models of the loss: each from its folder, else as the model begins."""
+    arrays = {"params": flatten_paths(state.params), "state": flatten_paths(state.state)}
+    wanted = {"params": flatten_paths(abstract.params), "state": flatten_paths(abstract.state)}
+    for path, companion in companions_of(attempt.trainer.model).items():
+        source, top = companion.config.source, f"{path}.model."
+        found: dict[str, Mapping[str, Any]] = {}
+        if source:
+            with attempt.screen.phase(f"reading {shown(source)}"), attempt.sections.within("restore"):
+                stored = stored_model(Path(source))
+                check_sound(stored, source)
+                found = {"params": fitted(stored, companion.model), "state": stored.state}
+            attempt.journal.write("companion_from", part=path, path=source)
+        for group, leaves in wanted.items():
+            here = {name.removeprefix(top): leaf for name, leaf in leaves.items() if name.startswith(top)}
+            new: Mapping[str, Any] = {name: jnp.copy(arrays[group][name]) for name in here} if not source else {}
+            if source:
+                new = flatten_paths(place(found[group], unflatten_paths(here)))
+            arrays[group] |= {top + name: leaf for name, leaf in new.items()}
+    return state._replace(params=unflatten_paths(arrays["params"]), state=unflatten_paths(arrays["state"]))
 
 
 def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> tuple[Any, bool]:

@@ -1,0 +1,130 @@
+"""`dpo`, `simpo`, `orpo`, `kto`, `reward-model`: an experiment learns preferences from records, by their losses."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import kanawa as kn
+from kanawa.contracts.data import DataSource
+from kanawa.errors import ConfigError
+
+from kanawa_runtime.data.packing import BestFitPacking
+from kanawa_runtime.data.preferences.source import JudgedSource, PairedSource, PairSource
+from kanawa_runtime.data.records.of_data import records_of
+
+
+class Preferences(kn.Modifier):
+    """Base: rows of pairs from the records of `--data`, and the loss of the modifier called `loss` in the catalog.
+
+    Fields that the loss has are passed on to it; the others are those of the source.
+    """
+
+    class Config(kn.Modifier.Config):
+        template: str | None = None
+        on_long: Literal["skip", "stop"] = "skip"
+        on_bad: Literal["stop", "skip"] = "stop"
+        pairs_per_row: kn.Size = 16
+
+    #: The modifier that sets the loss, and the source of its rows.
+    loss: ClassVar[str]
+    source: ClassVar[type[PairedSource]] = PairSource
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with rows of pairs and the loss; raises ConfigError where its data aren't records."""
+        own = self.config
+        if "data" not in cfg.fields():
+            message = f"{type(cfg).__qualname__} has no data to learn from: it is no experiment"
+            raise ConfigError(message)
+        data = rows_of_pairs(cfg.data, self.source)
+        data.set(on_long=own.on_long, on_bad=own.on_bad, pairs_per_row=own.pairs_per_row)
+        if own.template is not None:
+            data.set(template_file=str(Path(own.template).resolve()))
+        # By its name in the catalog: this package never imports the one that brings losses.
+        loss = kn.component("modifiers", self.loss, asker="kanawa-runtime").Config()
+        passed = own.fields().keys() - Preferences.Config.fields().keys()
+        loss.set(**{name: getattr(own, name) for name in passed})
+        changed: kn.Config = loss.build()(cfg.set(data=data))
+        return changed
+
+
+def rows_of_pairs(data: Any, kind: type[PairedSource]) -> PairedSource.Config:
+    """Returns rows of pairs made of the records of `data`, in its sizes; raises ConfigError without records."""
+    if isinstance(data, kind.Config):
+        return data.clone()
+    records = records_of(data)
+    if records is None:
+        found = type(data).__qualname__.removesuffix(".Config")
+        message = f"preferences are read from records, and the data are {found}; name a file: --data pairs.jsonl"
+        raise ConfigError(message)
+    made = kind.Config(records=records)
+    shared = made.fields().keys() & data.fields().keys() & _SIZES
+    made.set(**{name: getattr(data, name) for name in shared})
+    # Pairs must not be cut.
+    return made if isinstance(made.packing, BestFitPacking.Config) else made.set(packing=BestFitPacking.Config())
+
+
+#: What rows of pairs take over from the rows before.
+_SIZES = frozenset(DataSource.Config.fields()) | {"tokenizer_file", "packing", "epochs", "shuffle", "window_documents"}
+
+Reference = Literal["auto", "adapter-off", "frozen", "precomputed"]
+
+
+class DPO(Preferences):
+    """Direct preference optimisation: `kanawa train FOLDER --modify lora --modify dpo --data pairs.jsonl`.
+
+    arXiv:2305.18290. The reference is the model without its adapters, else a frozen copy of it; see `dpo-loss`, and
+    under `model.loss` all that can be set.
+    """
+
+    loss = "dpo-loss"
+
+    class Config(Preferences.Config):
+        beta: kn.Positive = 0.1
+        reference: Reference = "auto"
+        source: str = ""
+        label_smoothing: kn.Partial = 0.0
+
+
+class KTO(Preferences):
+    """Kahneman-Tversky optimisation of completions that are good or bad: records of `prompt, completion, label`.
+
+    arXiv:2402.01306; see `kto-loss`, and `dpo` for the reference.
+    """
+
+    loss = "kto-loss"
+    source = JudgedSource
+
+    class Config(Preferences.Config):
+        beta: kn.Positive = 0.1
+        reference: Reference = "auto"
+        source: str = ""
+        good_weight: kn.Positive = 1.0
+        bad_weight: kn.Positive = 1.0
+
+
+class SimPO(Preferences):
+    """Preferences by mean log-probabilities, without a reference (arXiv:2405.14734); see `simpo-loss`."""
+
+    loss = "simpo-loss"
+
+    class Config(Preferences.Config):
+        beta: kn.Positive = 2.0
+        target: kn.NonNegative = 1.0
+
+
+class ORPO(Preferences):
+    """Likelihood and odds ratio at once, without a reference (arXiv:2403.07691); see `orpo-loss`."""
+
+    loss = "orpo-loss"
+
+    class Config(Preferences.Config):
+        beta: kn.Positive = 0.1
+
+
+class RewardModel(Preferences):
+    """Makes the model say how good a completion is: `--modify reward-model --data pairs.jsonl`; see `reward-loss`."""
+
+    loss = "reward-loss"
+
+    class Config(Preferences.Config):
+        margin: kn.NonNegative = 0.0
+        centre: kn.NonNegative = 0.0

@@ -1,0 +1,213 @@
+"""Packed rows of whole pairs: two completions of one prompt, or one judged completion beside a mismatched one."""
+
+import abc
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from kanawa.config import Size
+from kanawa.contracts import PreferenceBatch
+from kanawa.contracts.data import RowField
+from kanawa.errors import did_you_mean
+
+from kanawa_runtime.data.chats.source import ChatSource
+from kanawa_runtime.data.encoded import Example
+from kanawa_runtime.data.packed import empty_row
+from kanawa_runtime.data.packing import BestFitPacking, OnePerRow
+from kanawa_runtime.data.records.source import RecordError
+from kanawa_runtime.data.windows import RowPlan
+
+#: What stands between the two sequences of an example, instead of a weight: the label of the first one.
+_GOOD, _BAD = 2.0, 3.0
+
+
+class Segment(NamedTuple):
+    """One sequence: its ids, and 1 for those of the completion, else 0."""
+
+    ids: np.ndarray
+    weights: np.ndarray
+
+
+class PairedSource(ChatSource):
+    """Base of rows that hold whole pairs of segments, at most `pairs_per_row`; see `PreferenceBatch`.
+
+    A segment is written as `ChatSource` writes a conversation with one learned answer. Its last token is an input too.
+    A pair that is longer than a row is skipped, or stops the run, as `on_long` says: cut, it would not be compared.
+    """
+
+    batch = PreferenceBatch
+
+    class Config(ChatSource.Config):
+        #: A static size: of the arrays of labels and of sums by segment.
+        pairs_per_row: Size = 16
+        on_long: Literal["cut", "skip", "stop"] = "skip"
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with packing and lengths."""
+            problems = super().check()
+            if not isinstance(self.packing, BestFitPacking.Config | OnePerRow.Config):
+                kind = type(self.packing).__qualname__.removesuffix(".Config")
+                problems.append(f"packing is {kind}, and pairs must not be cut; expected BestFitPacking or OnePerRow")
+            if not self.packing.separate_documents:
+                problems.append("packing.separate_documents is false, but each completion has to be a segment")
+            if self.on_long == "cut":
+                problems.append("on_long is cut, and a pair can't be compared once one side is cut; give skip or stop")
+            return problems
+
+    @abc.abstractmethod
+    def pair(self, document: int) -> tuple[Segment, Segment, float]:
+        """Returns both segments of an example, and the label of the first."""
+
+    @property
+    def fields(self) -> Mapping[str, RowField | None]:
+        """Those of rows of tokens, and the label of each pair."""
+        labels = RowField((self.config.pairs_per_row,), "float32", (None,))
+        own = {**super().fields, "labels": labels, "reference_logprobs": None}
+        return {name: own[name] for name in PreferenceBatch._fields}
+
+    def joined(self, first: Example, second: Example, label: float = _GOOD) -> Example:
+        """Returns one example of two sequences, between them what says where the second begins."""
+        parts = [(example.ids, np.ones(len(example.ids)) if example.weights is None else example.weights)
+                 for example in (first, second)]  # fmt: skip
+        (a, weighed_a), (b, weighed_b) = parts
+        pad = self.tokenizer.pad_id
+        return Example(np.concatenate([a, [pad], b]), np.concatenate([weighed_a, [label], weighed_b]))
+
+    def completed(self, fields: Mapping[str, Any], column: str) -> Example:
+        """Returns the sequence that ends with a column's completion; raises RecordError that names the column."""
+        if column not in fields:
+            raise RecordError(at=column, why=f"there is no such column{did_you_mean(column, fields)}")
+        value, rest = fields[column], {k: v for k, v in fields.items() if k in ("tools", "chat_template_kwargs")}
+        if isinstance(value, str) != isinstance(fields.get("prompt", value), str):
+            raise RecordError(at=column, why="prompt and completion have to be both texts, or both messages")
+        try:
+            if "prompt" in fields:
+                return super().example_of({"prompt": fields["prompt"], "completion": value, **rest})
+            if isinstance(value, str):
+                raise RecordError(at="prompt", why=f"there is no such column; found {_listed(fields)}")
+            return super().example_of({"messages": value, **rest})
+        except RecordError as error:
+            if error.at in ("completion", "messages"):
+                raise RecordError(at=column, why=error.why) from error
+            raise
+
+    # --- rows --------------------------------------------------------------------------------------------------
+
+    def _halves(self, document: int) -> tuple[Segment, Segment, float]:
+        """Returns both sequences of an example as they were read, and what stands between them."""
+        encoded = self.encoded
+        here = slice(*encoded.offsets[document : document + 2].tolist())
+        ids, weights = encoded.ids[here], np.ones(0) if encoded.weights is None else encoded.weights[here]
+        between = int(np.argmax(weights >= _GOOD))
+        first = Segment(ids[:between], weights[:between])
+        return first, Segment(ids[between + 1 :], weights[between + 1 :]), float(weights[between])
+
+    @property
+    def _lengths(self) -> np.ndarray:
+        """Positions that each pair takes, int64 [examples]."""
+        return self.encoded.num_predictions
+
+    @functools.cached_property
+    def _plan(self) -> RowPlan:
+        cfg = self.config
+        # As if none were shorter: then no more than so many share a row.
+        least = -(-cfg.sequence_length // cfg.pairs_per_row)
+        return RowPlan(
+            np.maximum(self._lengths, least), cfg.sequence_length, self._packing,
+            window_documents=cfg.window_documents, seed=cfg.seed, shuffle=cfg.shuffle, epochs=cfg.epochs,
+        )  # fmt: skip
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns row `index`; see `DataSource.row`."""
+        row = empty_row(self.config.sequence_length, self.tokenizer.pad_id)
+        row["labels"] = np.zeros(self.config.pairs_per_row, np.float32)
+        at = 0
+        for number, piece in enumerate(self.pieces(index)):
+            first, second, row["labels"][number] = self.pair(piece.document)
+            for half, (ids, weights) in enumerate((first, second), 1):
+                here, targets = slice(at, at + len(ids)), slice(at, at + len(ids) - 1)
+                row["input_ids"][here] = ids
+                row["target_ids"][targets], row["loss_weights"][targets] = ids[1:], weights[1:]
+                row["positions"][here], row["segment_ids"][here] = np.arange(len(ids)), 2 * number + half
+                at = here.stop
+        return row
+
+    def record(self, index: int) -> Mapping[str, Any]:
+        """Returns the columns of the record behind the first pair of row `index`."""
+        return self._fields[self.pieces(index)[0].document]
+
+
+class PairSource(PairedSource):
+    """Packed rows of `prompt`, `chosen` and `rejected`: texts or messages; without a prompt, whole conversations.
+
+    A pair whose completions are equal, or one of which is empty, can't be learned from: see `on_bad`.
+    """
+
+    class Config(PairedSource.Config):
+        pass
+
+    def example_of(self, fields: Mapping[str, Any]) -> Example:
+        """Returns both sequences, the chosen one first; raises RecordError."""
+        chosen, rejected = self.completed(fields, "chosen"), self.completed(fields, "rejected")
+        if np.array_equal(chosen.ids, rejected.ids):
+            raise RecordError(at="chosen", why="it equals `rejected`, so that there is nothing to prefer")
+        return self.joined(chosen, rejected)
+
+    def pair(self, document: int) -> tuple[Segment, Segment, float]:
+        """Returns the chosen and the rejected one."""
+        first, second, _ = self._halves(document)
+        return first, second, 1.0
+
+
+class JudgedSource(PairedSource):
+    """Packed rows of `prompt`, `completion` and `label`, true or false, each beside a mismatched completion.
+
+    That is the completion of the record before, within blocks of `mismatch_within` records, as long as it fits; KTO
+    measures with it how far the policy is from its reference.
+    """
+
+    class Config(PairedSource.Config):
+        mismatch_within: Size = 1024
+
+    def example_of(self, fields: Mapping[str, Any]) -> Example:
+        """Returns the sequence, and its prompt with the place of a mismatched completion; raises RecordError."""
+        if "prompt" not in fields:
+            raise RecordError(at="prompt", why=f"there is no such column; found {_listed(fields)}")
+        if not isinstance(fields.get("label"), bool | int) or fields["label"] not in (0, 1):
+            found = "there is no such column" if "label" not in fields else f"it is {fields['label']!r:.40}"
+            raise RecordError(at="label", why=f"{found}, expected true or false; found {_listed(fields)}")
+        own = self.completed(fields, "completion")
+        assert own.weights is not None
+        begin = int(np.argmax(own.weights > 0))
+        asked = Example(own.ids[: begin + 1], own.weights[: begin + 1])
+        return self.joined(own, asked, _GOOD if fields["label"] else _BAD)
+
+    def pair(self, document: int) -> tuple[Segment, Segment, float]:
+        """Returns the judged completion, and the one before it after the same prompt."""
+        own, asked, label = self._halves(document)
+        other = self._halves(self._other(document))[0]
+        # At least one token: there was room for one when the record was read.
+        room = self.config.sequence_length - len(own.ids) - len(asked.ids) + 1
+        answer = other.ids[other.weights > 0][:room]
+        ids = np.concatenate([asked.ids[:-1], answer])
+        weights = np.concatenate([asked.weights[:-1], np.ones(len(answer), np.float32)])
+        return own, Segment(ids, weights), 1.0 if label == _GOOD else -1.0
+
+    def _other(self, document: int) -> int:
+        within = self.config.mismatch_within
+        block = document // within * within
+        return int(block + (document - block - 1) % min(within, self._count - block))
+
+    @property
+    def _count(self) -> int:
+        return len(self.encoded.num_predictions)
+
+    @property
+    def _lengths(self) -> np.ndarray:
+        pairs = (self.pair(document) for document in range(self._count))
+        return np.asarray([len(first.ids) + len(second.ids) for first, second, _ in pairs], np.int64)
+
+
+def _listed(fields: Mapping[str, Any]) -> str:
+    return ", ".join(fields) or "none"

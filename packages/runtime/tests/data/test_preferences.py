@@ -1,0 +1,127 @@
+"""Rows of pairs: what they hold, what is skipped or refused, and which completions KTO's are compared with."""
+
+import json
+
+import numpy as np
+import pytest
+from kanawa_runtime.data.errors import CorpusError
+from kanawa_runtime.data.packing import ConcatenatedPacking
+from kanawa_runtime.data.preferences.source import JudgedSource, PairSource
+from kanawa_runtime.data.records.files import RecordFiles
+from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
+
+SPECIAL = ByteTokenizer.Config().build()
+
+
+@pytest.fixture
+def source(tmp_path):
+    def make(kind, records, **fields):
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        SPECIAL.save(tmp_path / "tokenizer.json")
+        data = RecordFiles.Config(files=("pairs.jsonl",), root=str(tmp_path))
+        sizes = {"sequence_length": 48, "validation_one_in": 0, "epochs": 1, "shuffle": False, **fields}
+        return kind.Config(records=data, tokenizer_file=str(tmp_path / "tokenizer.json"), **sizes).build()
+
+    return make
+
+
+def pair(prompt, chosen, rejected):
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def segments(row):
+    """Returns (label, texts of prompt and completion of both segments) of each pair, from the arrays alone."""
+    found = []
+    for number, label in enumerate(row["labels"].tolist()):
+        if not label:
+            continue
+        both = []
+        for segment in (2 * number + 1, 2 * number + 2):
+            mine = row["segment_ids"] == segment
+            ids, targets, weights = (row[name][mine] for name in ("input_ids", "target_ids", "loss_weights"))
+            assert (row["positions"][mine] == np.arange(mine.sum())).all()
+            # Inputs hold every token; targets are the next ones, and the last target weighs nothing.
+            assert (ids[1:] == targets[:-1]).all()
+            assert weights[-1] == 0
+            both.append((SPECIAL.decode(ids[: weights.argmax() + 1]), SPECIAL.decode(targets[weights > 0])))
+            assert targets[weights > 0][-1] == SPECIAL.eos_id
+        found.append((label, *both))
+    return found
+
+
+def test_rows_hold_whole_pairs_and_every_pair_once(source):
+    records = [pair(f"p{i}", "a" * (i % 5 + 1), "b" * (i % 3 + 2)) for i in range(23)]
+    rows = source(PairSource, records, pairs_per_row=2)
+    found = [each for index in range(rows.num_rows) for each in segments(rows.row(index))]
+    wanted = [(1.0, (r["prompt"], r["chosen"]), (r["prompt"], r["rejected"])) for r in records]
+    assert sorted(found) == sorted(wanted)
+    assert max(np.count_nonzero(rows.row(index)["labels"]) for index in range(rows.num_rows)) == 2
+    assert rows.fields["labels"].shape == (2,)
+    assert rows.row(0).keys() == {name for name, field in rows.fields.items() if field is not None}
+    assert rows.record(0)["prompt"] == segments(rows.row(0))[0][1][0]
+
+
+def test_pairs_that_fill_a_row_exactly_are_kept_and_longer_ones_skipped_and_counted(source, caplog):
+    # Three tokens besides: two beginnings, two ends, and one prompt each: 2 + 2 + 2 + completions.
+    full = 48 - 6
+    records = [pair("p", "a" * (full - 1), "b"), pair("p", "a" * full, "b"), pair("p", "c", "d")]
+    rows = source(PairSource, records)
+    found = [each for index in range(rows.num_rows) for each in segments(rows.row(index))]
+    assert sorted(completion for _, (_, completion), _ in found) == sorted(["a" * (full - 1), "c"])
+    assert "1 of 3 records skipped" in caplog.text
+    with pytest.raises(CorpusError, match=r"pairs.jsonl:2: 50 tokens"):
+        source(PairSource, records, on_long="stop").row(0)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (pair("p", "a", "a"), "chosen: it equals `rejected`"),
+        (pair("p", "a", ""), "rejected: nothing of it is an answer"),
+        ({"prompt": "p", "chosen": "a"}, "rejected: there is no such column; choices: chosen, prompt"),
+        ({"prompt": "p", "choosen": "a", "rejected": "b"}, "chosen: there is no such column.*choosen"),
+        ({"chosen": "a", "rejected": "b"}, "prompt: there is no such column; found chosen, rejected"),
+        (pair("p", ["a"], "b"), "chosen: prompt and completion have to be both texts"),
+    ],
+)
+def test_bad_pairs_stop_the_run_or_are_counted(source, record, message, caplog):
+    with pytest.raises(CorpusError, match=f"pairs.jsonl:1: {message}.*; set data.on_bad=skip"):
+        source(PairSource, [record, pair("p", "a", "b")]).row(0)
+    rows = source(PairSource, [record, pair("p", "a", "b")], on_bad="skip")
+    assert len(segments(rows.row(0))) == 1
+    assert "1 of 2 records skipped" in caplog.text
+
+
+def test_judged_completions_have_their_label_and_the_completion_before_as_far_as_it_fits(source):
+    records = [
+        {"prompt": f"q{i}", "completion": c, "label": bool(i % 2)} for i, c in enumerate(["aa", "b", "c" * 30, "d"])
+    ]
+    rows = source(JudgedSource, records, pairs_per_row=1, mismatch_within=2)
+    found = [rows.row(index) for index in range(rows.num_rows)]
+    by_prompt = {}
+    for row in found:
+        mine = row["segment_ids"] == 2
+        other = SPECIAL.decode(row["target_ids"][mine & (row["loss_weights"] > 0)])
+        own = SPECIAL.decode(row["target_ids"][(row["segment_ids"] == 1) & (row["loss_weights"] > 0)])
+        prompt = SPECIAL.decode(row["input_ids"][mine][:3])
+        by_prompt[prompt] = (row["labels"].tolist(), own, other)
+    assert by_prompt["q0"] == ([-1.0], "aa", "b")
+    assert by_prompt["q1"] == ([1.0], "b", "aa")
+    assert by_prompt["q2"] == ([-1.0], "c" * 30, "d")
+    # 48 positions less its own 5 and the prompt's 3 are 40: all 30 fit.
+    assert by_prompt["q3"] == ([1.0], "d", "c" * 30)
+    records[2]["completion"] = "c" * 41
+    long = source(JudgedSource, records, pairs_per_row=1, mismatch_within=2)
+    others = [
+        np.count_nonzero((long.row(i)["segment_ids"] == 2) & (long.row(i)["loss_weights"] > 0))
+        for i in range(long.num_rows)
+    ]
+    assert long.num_rows == 3
+    assert max(others) <= 48 - 5 - 3
+
+
+def test_labels_that_are_none_and_packings_that_cut_are_refused(source):
+    with pytest.raises(CorpusError, match=r"label: it is 'yes', expected true or false"):
+        source(JudgedSource, [{"prompt": "a", "completion": "b", "label": "yes"}]).row(0)
+    with pytest.raises(Exception, match="pairs must not be cut"):
+        source(PairSource, [pair("p", "a", "b")], packing=ConcatenatedPacking.Config())
