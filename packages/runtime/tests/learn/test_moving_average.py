@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kanawa.arrays.spec import ParamSpec
 from kanawa.composition.experiment import compose
-from kanawa.errors import UsageError
+from kanawa.errors import ConfigError, UsageError
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.moving_average import MovingAverage
 from kanawa_runtime.learn.schedule_free import ScheduleFreeAdamW
@@ -48,6 +48,25 @@ def test_it_is_the_average_of_the_formula(dtype):
         # A compiler may leave bfloat16 unrounded on its way into the average.
         exact = 1e-5 if dtype == jnp.float32 else 4e-3
         np.testing.assert_allclose(np.asarray(opt[f"moving-average/{path}"]), expected[path], rtol=exact, atol=exact)
+
+
+def test_several_rates_are_averaged_at_once_and_one_is_evaluated():
+    alone = {decay: rule(decay=decay) for decay in (0.15, 0.4)}
+    both = rule(decay=0.4, others=(0.15,))
+    other = rule(decay=0.4, others=(0.15,), evaluate=0.15)
+    results = {}
+    for name, made in {**alone, "both": both, "other": other}.items():
+        params = arrays(0)
+        opt = made.init(params)
+        for step in range(8):
+            params, opt, _ = made.update(arrays(step + 1), opt, params)
+        results[name] = made.evaluated(params, opt)
+    for found, expected in (("both", 0.4), ("other", 0.15)):
+        jax.tree.map(np.testing.assert_array_equal, results[found], results[expected])
+    with pytest.raises(ConfigError, match=r"evaluate \(0.5\) is not averaged; choices: 0.4, 0.15"):
+        rule(decay=0.4, others=(0.15,), evaluate=0.5)
+    with pytest.raises(ConfigError, match="repeat one"):
+        rule(decay=0.4, others=(0.4,))
 
 
 def test_training_is_not_changed_by_it():

@@ -9,6 +9,7 @@ from kanawa.contracts import ScheduleFactory
 from kanawa.errors import UsageError
 from kanawa_runtime.learn.schedules import (
     Constant,
+    InverseSquareRoot,
     WarmupCosine,
     WarmupLinear,
     WarmupStableDecay,
@@ -46,6 +47,18 @@ def test_linear() -> None:
 def test_stable_then_decay() -> None:
     cfg = WarmupStableDecay.Config(peak=1.0, warmup_steps=10, decay_fraction=0.2)
     assert _values(cfg, [5, 10, 79, 80, 90, 100]) == pytest.approx([0.5, 1, 1, 1, 0.5, 0], abs=1e-6)
+
+
+def test_inverse_square_root_falls_on_and_cools_down_at_the_end() -> None:
+    cfg = InverseSquareRoot.Config(peak=2.0, warmup_steps=4)
+    assert _values(cfg, [0, 2, 4, 16, 100, 400], 1000) == pytest.approx([0.0, 1.0, 2.0, 1.0, 0.4, 0.2])
+    cooled = InverseSquareRoot.Config(peak=2.0, warmup_steps=4, timescale=12, decay_fraction=0.2, final_fraction=0.1)
+    at = [2.0 * math.sqrt(12 / (8 + step)) for step in (80, 90, 100)]
+    assert _values(cooled, [80, 90, 100, 500]) == pytest.approx(
+        [at[0], 0.55 * at[1], 0.1 * at[2], 0.2 * math.sqrt(12 / 508)]
+    )
+    with pytest.raises(UsageError, match="100 steps have no room for a warm-up of 60 and a decay of 50"):
+        InverseSquareRoot.Config(peak=1.0, warmup_steps=60, decay_fraction=0.5).build().schedule(100)
 
 
 def test_schedules_without_room_are_refused() -> None:

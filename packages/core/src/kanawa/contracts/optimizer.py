@@ -31,6 +31,14 @@ class Optimizer(Configurable):
     uses_curvature: bool = False
 
     @property
+    def moments(self) -> Mapping[str, bool]:
+        """State that may be stored in fewer bits between updates, {"adam/mu": False}; True: it is never negative.
+
+        Only averages of gradients or of their squares whose memory is short, such as those of Adam. None by default.
+        """
+        return {}
+
+    @property
     def averages(self) -> bool:
         """Whether `evaluated` gives other parameters than those trained."""
         return type(self).evaluated is not Optimizer.evaluated

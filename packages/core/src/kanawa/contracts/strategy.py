@@ -45,11 +45,13 @@ class ModelLoss:
 
     model: Module
     fixed: Mapping[str, Any] | None = None
+    #: What every loss term is multiplied by, fp32 scalar; None: nothing.
+    scale: jax.Array | None = None
 
     def __call__(self, params: Any, state: Any, batch: Any, key: jax.Array) -> Outputs:
         """Returns the outputs of the training pass with these trained parameters."""
         _, outputs = functional(self.model)(self.complete(params), state, batch, key=key, train=True)
-        return outputs
+        return outputs if self.scale is None else outputs.scaled(self.scale)
 
     def complete(self, params: Any) -> Any:
         """Returns trained parameters together with the fixed ones."""

@@ -82,6 +82,13 @@ class Outputs:
             raise ModuleError(message)
         return min(primary or self.losses, default=None)
 
+    def scaled(self, factor: jax.Array) -> "Outputs":
+        """Returns the outputs with every loss term multiplied, through its coefficient."""
+        losses = {
+            path: dataclasses.replace(loss, coefficient=loss.coefficient * factor) for path, loss in self.losses.items()
+        }
+        return dataclasses.replace(self, losses=losses)
+
     def merge(self, other: "Outputs") -> "Outputs":
         """Returns the outputs of two parts of one computation: sums add, later state and emissions win."""
         return Outputs(

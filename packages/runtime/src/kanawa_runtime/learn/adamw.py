@@ -24,6 +24,11 @@ class AdamW(ScheduledOptimizer):
         weight_decay: NonNegative = 0.1
         first_moment_dtype: FloatDtype | None = None
 
+    @property
+    def moments(self) -> dict[str, bool]:
+        """Both moments."""
+        return {"adam/mu": False, "adam/nu": True}
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transform; the state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count"."""
         cfg = self.config

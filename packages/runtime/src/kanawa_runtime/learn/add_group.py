@@ -5,6 +5,8 @@ from kanawa.contracts import Optimizer, ParameterGroup
 from kanawa.errors import ConfigError
 from kanawa.plugins import component
 
+from kanawa_runtime.learn.learner_slots import learner_of
+
 
 class AddGroup(kn.Modifier):
     """Adds a group to the learner; repeat it for several.
@@ -25,10 +27,7 @@ class AddGroup(kn.Modifier):
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with one more group in its learner."""
         own = self.config
-        if "learner" not in cfg.fields() or "groups" not in cfg.learner.fields():
-            message = f"{type(cfg).__qualname__} has no learner with groups; only experiments of `kanawa train` have"
-            raise ConfigError(message)
-        optimizer = None
+        learner, optimizer = learner_of(cfg, "groups"), None
         if own.optimizer:
             kind = component("optimizers", own.optimizer)
             if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
@@ -43,5 +42,5 @@ class AddGroup(kn.Modifier):
             lr_scale=own.lr_scale,
             weight_decay=own.weight_decay,
         )
-        cfg.learner.set(groups=(*cfg.learner.groups, group))
+        learner.set(groups=(*learner.groups, group))
         return cfg

@@ -24,6 +24,11 @@ class AdEMAMix(ScheduledOptimizer):
         eps: Epsilon = 1e-8
         weight_decay: NonNegative = 0.1
 
+    @property
+    def moments(self) -> dict[str, bool]:
+        """The fast moment and the second one; the slow one forgets too slowly to be rounded."""
+        return {"ademamix/m1": False, "ademamix/nu": True}
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transforms.
 

@@ -110,6 +110,15 @@ class Grouped(Optimizer):
         """Whether an optimizer of some group evaluates other parameters than it trains."""
         return any(optimizer.averages for optimizer in self._optimizers.values())
 
+    @property
+    def moments(self) -> dict[str, bool]:
+        """Those of every group's optimizer."""
+        return {
+            f"{name}/{field}": nonnegative
+            for name, optimizer in self._optimizers.items()
+            for field, nonnegative in optimizer.moments.items()
+        }
+
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the groups' transformations as one; `specs` decide who belongs where, and it is logged."""
         links = []

@@ -19,8 +19,11 @@ from kanawa.module import Last, Metric
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.from_optax import FromOptax
 from kanawa_runtime.learn.groups import Grouped, regrouped
+from kanawa_runtime.learn.loss_scale import NAMES as SCALE_NAMES
+from kanawa_runtime.learn.loss_scale import LossScale
 from kanawa_runtime.learn.moving_average import MovingAverage, without_average
 from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.learn.state_storage import StateStorage, Storing
 
 
 class ParameterRuleError(UsageError):
@@ -72,7 +75,7 @@ class Learner(Configurable):
     `skip_nonfinite` drops an update whose gradient norm is NaN or infinite, optimizer state and
     counts included, and reports it as the metric `skipped_update`. With `average` a moving average of the parameters is
     saved beside them, evaluated and served. Services may change the rate of a learner that is `steerable`: the factor
-    is part of the optimizer's state.
+    is part of the optimizer's state. `loss_scale` is for float16 compute; `state_storage` stores moments in fewer bits.
     """
 
     class Config(Configurable.Config):
@@ -84,6 +87,8 @@ class Learner(Configurable):
         skip_nonfinite: bool = False
         average: MovingAverage.Config | None = None
         steerable: bool = False
+        loss_scale: LossScale.Config | None = None
+        state_storage: StateStorage.Config | None = None
 
     def update_rule(self, specs: Mapping[str, ParamSpec], total_steps: int) -> "UpdateRule":
         """Returns the pure functions for these parameters; raises UsageError for rules that can't apply."""
@@ -103,6 +108,8 @@ class Learner(Configurable):
             skip_nonfinite=self.config.skip_nonfinite,
             average=None if self.config.average is None else self.config.average.build(),
             steerable=self.config.steerable,
+            loss_scale=None if self.config.loss_scale is None else self.config.loss_scale.build(),
+            storage=None if self.config.state_storage is None else self.config.state_storage.build(),
         )
 
 
@@ -119,6 +126,8 @@ class UpdateRule:
         skip_nonfinite: bool,
         average: MovingAverage | None = None,
         steerable: bool = False,
+        loss_scale: LossScale | None = None,
+        storage: StateStorage | None = None,
     ) -> None:
         self.specs = specs
         self._optimizer = optimizer
@@ -131,6 +140,16 @@ class UpdateRule:
         self._average = average
         self._first_factor = {RATE_FACTOR: np.ones((), np.float32)} if steerable else {}
         self._factor: jax.Array | None = None
+        self._scaling = loss_scale
+        self._storing: Storing | None = None
+        if storage is not None:
+            if not optimizer.moments:
+                message = (
+                    f"{type(optimizer).__name__} has no state that may be stored in fewer bits; set "
+                    "learner.state_storage=None, or choose another optimizer, such as adamw"
+                )
+                raise UsageError(message)
+            self._storing = Storing(storage, optimizer.moments, {path: spec.shape for path, spec in specs.items()})
         if average is not None and optimizer.averages:
             message = (
                 f"{type(optimizer).__name__} evaluates an average of its own already; set learner.average=None, or "
@@ -141,17 +160,25 @@ class UpdateRule:
     def init(self, params: Flat) -> Flat:
         """Returns the optimizer's state before the first update."""
         trained = self._trained(params)
+        state = to_flat(self._transform.init(trained))
+        state = state if self._storing is None else self._storing.encode(state, jnp.zeros((), jnp.int32))
+        return state | self._own_state(trained)
+
+    def _own_state(self, trained: Flat) -> Flat:
+        """Returns the learner's own state before the first update."""
         averages = {} if self._average is None else self._average.init(trained)
-        factor = {path: jnp.asarray(one) for path, one in self._first_factor.items()}
-        return to_flat(self._transform.init(trained)) | averages | factor
+        scaling = {} if self._scaling is None else self._scaling.init()
+        return averages | scaling | {path: jnp.asarray(one) for path, one in self._first_factor.items()}
 
     def abstract(self, params: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes and dtypes of what `init` gives for parameters of these shapes and dtypes."""
         trained = self._trained(params)
         shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trained.items()}
-        averages = {} if self._average is None else jax.eval_shape(self._average.init, shapes)
-        factor = {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in self._first_factor.items()}
-        return to_flat(self._structure(trained)) | averages | factor
+        state = to_flat(self._structure(trained))
+        if self._storing is not None:
+            state = jax.eval_shape(self._storing.encode, state, jax.ShapeDtypeStruct((), jnp.int32))
+        result: dict[str, Any] = state | jax.eval_shape(self._own_state, shapes)
+        return result
 
     @property
     def averages(self) -> bool:
@@ -164,6 +191,10 @@ class UpdateRule:
         if self._average is not None:
             return {**params, **self._average.evaluated(trained, opt)}
         return {**params, **self._optimizer.evaluated(trained, opt)}
+
+    def loss_scale(self, opt: Mapping[str, jax.Array]) -> jax.Array | None:
+        """Returns what the loss is to be multiplied by before its gradient; `update` divides. None: by nothing."""
+        return None if self._scaling is None else self._scaling.scale(opt)
 
     @property
     def uses_curvature(self) -> bool:
@@ -178,6 +209,9 @@ class UpdateRule:
         `curvature` estimates the Hessian's diagonal where the optimizer `uses_curvature`; others don't call it.
         """
         trained, grads = self._trained(params), self._trained(gradients)
+        scale = self.loss_scale(opt)
+        if scale is not None:
+            grads = {path: grad * (1.0 / scale).astype(grad.dtype) for path, grad in grads.items()}
         norm = global_norm(grads)
         metrics: dict[str, Metric] = {"gradient_norm": Last(norm)}
         count = self._optimizer.num_updates(opt)
@@ -186,9 +220,7 @@ class UpdateRule:
             self._reported = count, self._scheduled(count)
             metrics["learning_rate"] = Last(self._reported[1])
         try:
-            own = {path: leaf for path, leaf in opt.items() if path != RATE_FACTOR}
-            own = own if self._average is None else without_average(own)
-            state = from_flat(self._structure(trained), own)
+            state = self._optimizer_state(opt, trained)
             extra = {"curvature": curvature} if self.uses_curvature else {}
             updates, state = self._transform.update(self._clipped(grads, norm), state, trained, **extra)
         finally:
@@ -196,16 +228,31 @@ class UpdateRule:
             self._reported = self._factor = None
         after = {path: value + updates[path].astype(value.dtype) for path, value in trained.items()}
         flat = to_flat(state)
+        if self._storing is not None:
+            flat = self._storing.encode(flat, jnp.zeros((), jnp.int32) if count is None else count)
         if self._average is not None:
             flat |= self._average.update(opt, after)
         flat |= {path: opt[path] for path in self._first_factor}
-        if self._skip_nonfinite:
+        finite = jnp.isfinite(norm)
+        if self._skip_nonfinite or self._scaling is not None:
             # A select, not a branch: both sides exist anyway, and XLA fuses it into the update.
-            finite = jnp.isfinite(norm)
             after = {path: jnp.where(finite, new, trained[path]) for path, new in after.items()}
             flat = {path: jnp.where(finite, new, opt[path]) for path, new in flat.items()}
             metrics["skipped_update"] = Last(1.0 - finite.astype(jnp.float32))
+        if self._scaling is not None:
+            flat |= self._scaling.update(opt, finite)
+            metrics["loss_scale"] = Last(self._scaling.scale(opt))
         return {**params, **after}, flat, metrics
+
+    def _optimizer_state(self, opt: Flat, trained: Flat) -> Any:
+        """Returns optax's state from the flat one, without what is the learner's own."""
+        mine = {RATE_FACTOR, *(SCALE_NAMES if self._scaling is not None else ())}
+        own = {path: leaf for path, leaf in opt.items() if path not in mine}
+        own = own if self._average is None else without_average(own)
+        like = self._structure(trained)
+        if self._storing is not None:
+            own = self._storing.decode(own, to_flat(like))
+        return from_flat(like, own)
 
     def _rate(self, count: jax.Array) -> jax.Array:
         """Returns the schedule's rate; the one that `update` reports isn't computed again."""

@@ -19,6 +19,11 @@ class Lion(ScheduledOptimizer):
         weight_decay: NonNegative = 0.3
         moment_dtype: FloatDtype | None = None
 
+    @property
+    def moments(self) -> dict[str, bool]:
+        """The momentum."""
+        return {"lion/mu": False}
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transform; the state is "lion/mu/…", "lion/count" and "rate/count"."""
         cfg = self.config

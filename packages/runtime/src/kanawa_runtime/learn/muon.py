@@ -60,6 +60,11 @@ class Muon(ScheduledOptimizer):
         adam_rate: Positive = 1.0
         weight_decay: NonNegative = 0.1
 
+    @property
+    def moments(self) -> dict[str, bool]:
+        """The momentum of matrices, and Adam's moments of the rest."""
+        return {"muon/momentum": False, "adam/mu": False, "adam/nu": True}
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transforms.
 

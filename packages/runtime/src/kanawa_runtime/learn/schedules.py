@@ -6,7 +6,9 @@ whole run.
 """
 
 import abc
+from typing import Any
 
+import jax.numpy as jnp
 import optax
 from kanawa.config import REQUIRED, Count, Fraction, Partial, Size, Strength
 from kanawa.contracts import ScheduleFactory
@@ -105,3 +107,39 @@ class WarmupStableDecay(WarmedUp):
             raise UsageError(message)
         fall = optax.linear_schedule(cfg.peak, cfg.peak * cfg.final_fraction, falling)
         return self._warmed(warmup, optax.join_schedules([optax.constant_schedule(cfg.peak), fall], [stable]))
+
+
+class InverseSquareRoot(WarmedUp):
+    """Falls as 1 / sqrt(updates) after the warm-up, to no end in sight; a straight line takes the last part to 0.
+
+    `peak` x sqrt(timescale / (timescale + updates since the warm-up)) (arXiv:1706.03762, section 5.3, where the
+    timescale is the warm-up, as it is by default). Over the last `decay_fraction` of the run a factor falls from 1 to
+    `final_fraction` (arXiv:2106.04560, appendix B).
+    """
+
+    class Config(WarmedUp.Config):
+        timescale: Size | None = None
+        decay_fraction: Partial = 0.0
+        final_fraction: Fraction = 0.0
+
+    def schedule(self, total_steps: int) -> Schedule:
+        """Returns the schedule of a run of `total_steps`; raises UsageError where the warm-up reaches the decay."""
+        cfg, warmup = self.config, self._warmup(total_steps)
+        falling = round(total_steps * cfg.decay_fraction)
+        start = total_steps - falling
+        if start < warmup:
+            message = (
+                f"{total_steps} steps have no room for a warm-up of {warmup} and a decay of {falling}: lower "
+                "warmup_steps, warmup_fraction or decay_fraction, or train longer"
+            )
+            raise UsageError(message)
+        timescale = float(cfg.timescale or max(warmup, 1))
+
+        def fall(count: Any) -> Any:
+            rate = cfg.peak * jnp.sqrt(timescale / (timescale + jnp.asarray(count, jnp.float32)))
+            if not falling:
+                return rate
+            done = jnp.clip((count + warmup - start) / falling, 0.0, 1.0)
+            return rate * (1.0 - (1.0 - cfg.final_fraction) * done)
+
+        return self._warmed(warmup, fall)

@@ -17,6 +17,11 @@ class SGD(ScheduledOptimizer):
         nesterov: bool = False
         weight_decay: NonNegative = 0.0
 
+    @property
+    def moments(self) -> dict[str, bool]:
+        """The momentum."""
+        return {"momentum/trace": False}
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transform; the state is "momentum/trace/…" and "rate/count"."""
         cfg = self.config

@@ -32,6 +32,11 @@ class Soap(ScheduledOptimizer):
         eps: Epsilon = 1e-8
         weight_decay: NonNegative = 0.1
 
+    @property
+    def moments(self) -> dict[str, bool]:
+        """Rotated moments, and Adam's of the rest; statistics and bases stay float32."""
+        return {"soap/mu": False, "soap/nu": True, "adam/mu": False, "adam/nu": True}
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transforms.
 

@@ -30,6 +30,11 @@ class Sophia(ScheduledOptimizer):
         eps: Epsilon = 1e-12
         weight_decay: NonNegative = 0.2
 
+    @property
+    def moments(self) -> dict[str, bool]:
+        """The momentum; curvature, measured rarely, stays float32."""
+        return {"sophia/mu": False}
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transform; the state is "sophia/mu/…", "sophia/curvature/…", "sophia/count", "rate/count"."""
         del specs

@@ -1,5 +1,6 @@
 """The training workload: one config with slots for model, data, learner and gradients, and its programs."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +19,6 @@ from kanawa.contracts import (
     Environment,
     GradientStrategy,
     Loader,
-    LossProgram,
     Model,
     ModelLoss,
     Program,
@@ -27,6 +27,7 @@ from kanawa.contracts import (
     Service,
     Workload,
 )
+from kanawa.errors import UsageError
 from kanawa.module import next_state, param_specs, state_specs
 
 from kanawa_runtime.checkpoint import AutoCheckpointer
@@ -113,6 +114,12 @@ class Trainer(Workload):
         self.state_specs = state_specs(self.model)
         self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)
         self.gradient_strategy = cfg.gradients.build()
+        if cfg.learner.loss_scale is not None and self.gradient_strategy.replaces_stack:
+            message = (
+                f"learner.loss_scale doesn't reach the parts that {type(self.gradient_strategy).__name__} runs; "
+                "use bfloat16 (execution.precision.compute), which needs none, or another gradient strategy"
+            )
+            raise UsageError(message)
         data = cfg.seeded_data()
         rollouts = cfg.rollouts
         data = data.in_batches(cfg.batch_size) if rollouts is None else rollouts.prompts(data, cfg.batch_size)
@@ -153,7 +160,10 @@ class Trainer(Workload):
         """Returns the state after one update, and the report of the loss before it."""
         key = step_key(self.config.seed, before.step)
         trained, loss = self.trained_part(before.params)
-        grads, outputs = self.gradient_strategy.gradients(loss, trained, before.state, batch, key)
+        scale = self.rule.loss_scale(before.opt)
+        scaled = dataclasses.replace(loss, scale=scale)
+        grads, outputs = self.gradient_strategy.gradients(scaled, trained, before.state, batch, key)
+        outputs = outputs if scale is None else outputs.scaled(1.0 / scale)
         grads = spoilt(grads, before.step)
         old = {"params": flatten_paths(before.params), "opt": on_device(before.opt)}
         extra = {}
@@ -177,7 +187,7 @@ class Trainer(Workload):
         _, outputs = kn.functional(self.model)(params, state, batch, train=False)
         return StepReport.of(outputs)
 
-    def trained_part(self, params: Any) -> tuple[Any, LossProgram]:
+    def trained_part(self, params: Any) -> tuple[Any, ModelLoss]:
         """Returns the parameters that the learner trains, and the loss as a function of those alone.
 
         Frozen ones are constants of that function: no gradient of theirs is computed, summed or sent anywhere.
