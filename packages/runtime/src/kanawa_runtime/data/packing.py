@@ -2,6 +2,7 @@
 
 import abc
 import bisect
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -52,24 +53,20 @@ class BestFitPacking(Packing):
 
     def pack(self, lengths: np.ndarray, capacity: int) -> PackedRows:
         """Returns full rows of long items first, then the packed rests."""
-        full = lengths // capacity
-        items = np.arange(len(lengths))
-        full_item = np.repeat(items, full)
-        # The running index less where the item's own run begins: 0, 1, 2, … within each item.
-        full_start = (np.arange(len(full_item)) - np.repeat(np.cumsum(full) - full, full)) * capacity
-        rest = lengths - full * capacity
-        order = np.argsort(-rest, kind="stable")
-        order = order[rest[order] > 0]
-        row_of = len(full_item) + _best_fit(rest[order].tolist(), capacity)
-        rows = np.concatenate([np.arange(len(full_item)), row_of])
-        by_row = np.argsort(rows, kind="stable")
-        full_length = np.full(len(full_item), capacity, np.int64)
-        return PackedRows(
-            np.concatenate([full_item, order])[by_row],
-            np.concatenate([full_start, full[order] * capacity])[by_row],
-            np.concatenate([full_length, rest[order]])[by_row],
-            _offsets(rows[by_row]),
-        )
+        rest = lengths % capacity
+        return _with_full_rows(lengths, capacity, np.argsort(-rest, kind="stable"), _best_fit)
+
+
+class FirstFitPacking(Packing):
+    """Cuts only what is longer than a row; rests and short items, in their order, go to the first row with room.
+
+    Neighbours stay closer together than by best fit, which looks at the longest of a window first, and rows are less
+    full: first fit (Johnson, "Near-optimal bin packing algorithms", 1973).
+    """
+
+    def pack(self, lengths: np.ndarray, capacity: int) -> PackedRows:
+        """Returns full rows of long items first, then the packed rests."""
+        return _with_full_rows(lengths, capacity, np.arange(len(lengths)), _first_fit)
 
 
 class ConcatenatedPacking(Packing):
@@ -97,6 +94,46 @@ class OnePerRow(Packing):
         start = (np.arange(len(item)) - np.repeat(np.cumsum(rows) - rows, rows)) * capacity
         length = np.minimum(lengths[item] - start, capacity)
         return PackedRows(item, start, length, np.arange(len(item) + 1))
+
+
+def _with_full_rows(
+    lengths: np.ndarray, capacity: int, order: np.ndarray, fit: Callable[[list[int], int], np.ndarray]
+) -> PackedRows:
+    """Returns rows full of long items, then those into which `fit` puts the rests, taken in `order`."""
+    full = lengths // capacity
+    full_item = np.repeat(np.arange(len(lengths)), full)
+    # The running index less where the item's own run begins: 0, 1, 2, … within each item.
+    full_start = (np.arange(len(full_item)) - np.repeat(np.cumsum(full) - full, full)) * capacity
+    rest = lengths - full * capacity
+    order = order[rest[order] > 0]
+    row_of = len(full_item) + fit(rest[order].tolist(), capacity)
+    rows = np.concatenate([np.arange(len(full_item)), row_of])
+    by_row = np.argsort(rows, kind="stable")
+    full_length = np.full(len(full_item), capacity, np.int64)
+    return PackedRows(
+        np.concatenate([full_item, order])[by_row],
+        np.concatenate([full_start, full[order] * capacity])[by_row],
+        np.concatenate([full_length, rest[order]])[by_row],
+        _offsets(rows[by_row]),
+    )
+
+
+def _first_fit(sizes: list[int], capacity: int) -> np.ndarray:
+    """Returns the row of each size, in order: the first with room. Rows are leaves of a tree of the most room below."""
+    leaves = 1 << max(0, len(sizes) - 1).bit_length()
+    room = [capacity] * (2 * leaves)
+    rows: list[int] = []
+    for size in sizes:
+        node = 1
+        while node < leaves:
+            node *= 2
+            node += room[node] < size
+        rows.append(node - leaves)
+        room[node] -= size
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return np.array(rows, np.int64)
 
 
 def _best_fit(sizes: list[int], capacity: int) -> np.ndarray:
