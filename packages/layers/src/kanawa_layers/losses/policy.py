@@ -23,6 +23,56 @@ def clipped_surrogate(
     return -jnp.minimum(free, bound), (bound < free).astype(jnp.float32)
 
 
+def token_ratio(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    weights: Float[Array, "B T"],
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Returns the clipped surrogate of each token by its own ratio: PPO's, GRPO's and DAPO's objective."""
+    del weights
+    return clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high)
+
+
+def sequence_ratio(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    weights: Float[Array, "B T"],
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Returns the clipped surrogate of each token by its sequence's ratio, to the power of one over its length.
+
+    s = exp(mean over drawn tokens of new - old), through which the gradient goes (GSPO, arXiv:2507.18071, equations 5
+    to 7). With `per_sequence` and one advantage a row it is the paper's objective.
+    """
+    counts = jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1.0)
+    shift = jnp.sum((logprobs - old_logprobs) * weights, axis=1, keepdims=True) / counts
+    shifts = jnp.broadcast_to(shift, logprobs.shape)
+    return clipped_surrogate(shifts, jnp.zeros_like(shifts), advantages, clip_low, clip_high)
+
+
+def clipped_weight(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    weights: Float[Array, "B T"],
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Returns -w A log p with the constant w = clip(r, 1 - clip_low, 1 + clip_high), and 1 where the clip holds.
+
+    CISPO (MiniMax-M1, arXiv:2506.13585, equations 4 and 5): no token loses its gradient, as it does in PPO's clip.
+    """
+    del weights
+    ratio = jnp.exp(jax.lax.stop_gradient(logprobs) - old_logprobs)
+    bound = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    return -bound * advantages * logprobs, (bound != ratio).astype(jnp.float32)
+
+
 def k3_divergence(logprobs: Float[Array, "..."], reference: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns an estimate of KL(policy || reference) from sampled tokens: exp(d) - d - 1, d = reference - new.
 

@@ -12,7 +12,7 @@ from kanawa.contracts import Batch, RolloutBatch
 from kanawa.errors import ModuleError
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 
-from kanawa_layers.losses.policy import Sums, clipped_surrogate, k3_divergence, per_sequence, truncated_importance
+from kanawa_layers.losses.policy import Sums, k3_divergence, per_sequence, token_ratio, truncated_importance
 from kanawa_layers.models.head import Head
 from kanawa_layers.models.token_loss import TokenLoss
 
@@ -21,16 +21,19 @@ class PolicyLoss(TokenLoss):
     """PPO's clipped objective over the sampled tokens of a RolloutBatch (GRPO: DeepSeekMath, arXiv:2402.03300).
 
     `aggregation` reduces them to one number: `per_sequence`, `per_token`, `per_row`, or any function (values, weights)
-    -> (sum, weight). `kl` is the coefficient of the k3 estimate of the divergence from the batch's reference. With
-    `truncation`, each token is weighted by the ratio of the trainer's probability to the sampler's, at most that much.
+    -> (sum, weight). `objective` gives the values: `token_ratio`, `sequence_ratio` (GSPO), `clipped_weight` (CISPO), or
+    any function (logprobs, old, advantages, weights, clip_low, clip_high) -> (values, clipped). `kl` is the coefficient
+    of the k3 estimate of the divergence from the batch's reference. With `truncation`, each token is weighted by the
+    ratio of the trainer's probability to the sampler's, at most that much.
     Outside of training it is the plain cross entropy. It emits `logprobs`, fp32 [batch, length].
     """
 
     class Config(TokenLoss.Config):
-        clip_low: kn.Partial = 0.2
+        clip_low: kn.Fraction = 0.2
         clip_high: kn.Positive = 0.2
         kl: kn.NonNegative = 0.0
         truncation: kn.Positive | None = None
+        objective: Callable[..., tuple[jax.Array, jax.Array]] = token_ratio
         aggregation: Callable[..., Sums] = per_sequence
 
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch | RolloutBatch) -> None:
@@ -55,7 +58,7 @@ class PolicyLoss(TokenLoss):
             return jnp.where(weights > 0, values, now)
 
         old = now if batch.old_logprobs is None else only_drawn(batch.old_logprobs)
-        values, clipped = clipped_surrogate(logprobs, old, batch.advantages, cfg.clip_low, cfg.clip_high)
+        values, clipped = cfg.objective(logprobs, old, batch.advantages, weights, cfg.clip_low, cfg.clip_high)
         if cfg.truncation is not None:
             values = values * truncated_importance(old, batch.sampled_logprobs, cfg.truncation)
         total, weight = cfg.aggregation(values, weights)

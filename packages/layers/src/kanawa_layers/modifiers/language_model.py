@@ -97,7 +97,7 @@ class ChoosePolicyLoss(kn.Modifier):
     """
 
     class Config(kn.Modifier.Config):
-        clip_low: kn.Partial = 0.2
+        clip_low: kn.Fraction = 0.2
         clip_high: kn.Positive = 0.2
         kl: kn.NonNegative = 0.0
         truncation: kn.Positive | None = None
