@@ -13,6 +13,7 @@ from kanawa_runtime.report.parts import asset
 from kanawa_runtime.report.resources import memory, parameters, utilization
 from kanawa_runtime.report.rewards import completions, rewards
 from kanawa_runtime.report.run_data import RunData, distinct_names, load_run
+from kanawa_runtime.report.task_scores import task_scores
 from kanawa_runtime.storage.durable import write_durable
 
 
@@ -34,6 +35,7 @@ def render(runs: Sequence[RunData]) -> str:
         sections.losses(runs, names),
         rewards(runs, names),
         evaluations(runs, names),
+        task_scores(runs, names),
         sections.samples(runs, names),
         completions(runs, names),
         goodput(runs, names),

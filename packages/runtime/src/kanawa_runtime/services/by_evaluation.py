@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from kanawa.config import NonNegative, Partial, Size
 from kanawa.contracts import Run, Service, Steer
-from kanawa.errors import UsageError
+from kanawa.errors import UsageError, did_you_mean
 
 from kanawa_runtime.checkpoint.layout import EVENTS
 from kanawa_runtime.runs.events import number
@@ -24,7 +24,10 @@ class Watching(Service):
     steers: ClassVar[bool] = True
 
     class Config(Service.Config):
-        """`metric` is a key of the records of kind "eval"; of these lower is better, unless `higher_is_better`."""
+        """`metric` is a key of the records of kind "eval", or of their `tasks` or `sets`, such as "words/acc".
+
+        Lower is better, unless `higher_is_better`.
+        """
 
         metric: str = "loss"
         higher_is_better: bool = False
@@ -43,14 +46,20 @@ class Watching(Service):
         """
         found = []
         for record in evaluations:
-            if self.config.metric not in record:
-                names = ", ".join(name for name, value in record.items() if isinstance(value, int | float))
-                message = f"an evaluation has no {self.config.metric!r}; its numbers: {names}"
-                raise UsageError(message)
-            value = number(record[self.config.metric])
+            value = number(self.value_in(record))
             value = -value if self.config.higher_is_better else value
             found.append(value if math.isfinite(value) else math.inf)
         return found
+
+    def value_in(self, record: Mapping[str, Any]) -> Any:
+        """Returns the metric of an evaluation as it is recorded; raises UsageError, with near names, without one."""
+        numbers = {**record.get("sets", {}), **record.get("tasks", {}), **record}
+        if self.config.metric not in numbers:
+            names = [name for name, value in numbers.items() if isinstance(value, int | float)]
+            near = did_you_mean(self.config.metric, names)
+            message = f"an evaluation has no {self.config.metric!r}{near}; its numbers: {', '.join(names)}"
+            raise UsageError(message)
+        return numbers[self.config.metric]
 
     def best(self, scores: Sequence[float]) -> int:
         """Returns the index of the last evaluation that was better than all before it."""
@@ -74,7 +83,7 @@ class EarlyStopping(Watching):
             return None
         record = evaluations[best]
         return Steer(
-            f"{self.config.metric} was best at step {record['step']} ({record[self.config.metric]:.4g}), "
+            f"{self.config.metric} was best at step {record['step']} ({self.value_in(record):.4g}), "
             f"{self.config.patience} evaluations ago",
             stop=True,
         )
@@ -118,7 +127,7 @@ class BestCheckpoint(Watching):
             return None
         record = evaluations[-1]
         self._best = int(record["step"])
-        return Steer(f"the best {self.config.metric} yet, {record[self.config.metric]:.4g}", save=True)
+        return Steer(f"the best {self.config.metric} yet, {self.value_in(record):.4g}", save=True)
 
     def event(self, run: Run, event: Mapping[str, Any]) -> None:
         """Takes over the best step once it is committed."""

@@ -39,6 +39,7 @@ from kanawa_runtime.train.start import Started, start
 from kanawa_runtime.train.steering import Steering, with_rate
 from kanawa_runtime.train.stepping import RewoundError, Stepper
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
+from kanawa_runtime.train.task_slot import with_scores
 
 logger = logging.getLogger(__name__)
 
@@ -308,6 +309,7 @@ class _Running:
             if started.rollouts is not None and not attempt.stop.asked:
                 rewards = started.rollouts.evaluate(params, state)
                 record = record if record is None or rewards is None else record | rewards
+            record = with_scores(record, started.tasks, params, state, until=lambda: attempt.stop.asked)
         if attempt.stop.asked:
             return False
         if record is not None:
@@ -315,7 +317,8 @@ class _Running:
                 record |= self._baseline()
             self.evaluation = attempt.journal.write("eval", step=stepper.step, final=final, **record)
             attempt.screen.evaluation(self.evaluation)
-            stepper.check_evaluation(record["loss"])
+            if "loss" in record:
+                stepper.check_evaluation(record["loss"])
         if started.sampler is not None:
             with attempt.screen.phase(f"step {stepper.step}: writing a sample"), attempt.sections.within("evaluate"):
                 attempt.journal.write("sample", step=stepper.step, **started.sampler.sample(params, state))

@@ -3,12 +3,14 @@
 from kanawa.config import Config, Count, Positive, Size
 from kanawa.contracts import DataSource
 
+from kanawa_runtime.train.task_slot import TaskSuite
+
 
 class EvaluationPolicy(Config):
     """Evaluates on the held-out split every `every_steps`, at most `max_batches` then, and at the end, `final_batches`.
 
-    None is all of it. `sets` are scored beside it, each read whole and under its name. `trigram_baseline` also scores a
-    byte-trigram table, counted on the training text, at the end.
+    None is all of it. `sets` are scored beside it, each read whole and under its name, and so are `tasks`.
+    `trigram_baseline` also scores a byte-trigram table, counted on the training text, at the end.
     """
 
     every_steps: Size = 100
@@ -16,6 +18,7 @@ class EvaluationPolicy(Config):
     final_batches: Size | None = None
     trigram_baseline: bool = False
     sets: dict[str, DataSource.Config] = {}
+    tasks: TaskSuite | None = None
 
 
 class DivergencePolicy(Config):

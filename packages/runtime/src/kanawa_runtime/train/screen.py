@@ -57,7 +57,7 @@ class Pace:
 
 def losses(record: Mapping[str, Any]) -> list[str]:
     """Returns the record's loss, and reward, nats per byte and the other terms of the loss where it has them."""
-    texts = [f"loss {float(record['loss']):.4f}"]
+    texts = [f"loss {float(record['loss']):.4f}"] if "loss" in record else []
     if "reward" in record:
         texts.insert(0, f"reward {float(record['reward']):.4f}")
     if "nats_per_byte" in record:
@@ -65,6 +65,8 @@ def losses(record: Mapping[str, Any]) -> list[str]:
     if "sequence_length" in record:
         texts.append(f"over {float(record['tokens']):,.0f} tokens in rows of {record['sequence_length']}")
     texts += [f"{name} {float(value):.4f}" for name, value in record.get("sets", {}).items() if name.endswith("/loss")]
+    tasks = record.get("tasks", {}).items()
+    texts += [f"{name} {float(value):.4f}" for name, value in tasks if not name.endswith("_stderr")]
     for path in record.get("loss_terms", ()):
         texts.append(f"{path.rpartition('.')[2]} {float(record['metrics'][path]):.4g}")
     return texts

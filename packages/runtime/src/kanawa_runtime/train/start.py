@@ -15,6 +15,7 @@ from kanawa.contracts import (
     Batch,
     CheckpointError,
     DataSource,
+    Environment,
     Program,
     Restored,
     RolloutBatch,
@@ -42,6 +43,7 @@ from kanawa_runtime.train.init_from import InitFrom, matched
 from kanawa_runtime.train.outcome import shown
 from kanawa_runtime.train.program_record import KernelRecord, counted_hits, program_record
 from kanawa_runtime.train.rollout_slot import RolloutWriter
+from kanawa_runtime.train.task_slot import TaskScorer, TaskSuite
 from kanawa_runtime.train.trainer import TrainState
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class Started:
     digest: str
     evaluation_due: bool
     rollouts: RolloutWriter | None = None
+    tasks: TaskScorer | None = None
 
 
 def start(attempt: Attempt) -> Started:
@@ -142,11 +145,25 @@ def start(attempt: Attempt) -> Started:
         named=named_sets(cfg, tokenizer if tokenizer.exists() else None),
     )
     sampler = sampler_of(cfg.sample_prompt, attempt.trainer.model, attempt.trainer.source, where)
+    tasks = _tasks(attempt, where)
     rollouts = None
     if cfg.rollouts is not None:
         reference = _reference(attempt, programs["init"], abstract_state, None if restored else state)
         rollouts = _rollouts(attempt, where, abstract_batch, state, reference, restored)
-    return Started(origin, state, step_program, abstract_batch, evaluator, sampler, kernels, digest, due, rollouts)
+    return Started(
+        origin, state, step_program, abstract_batch, evaluator, sampler, kernels, digest, due, rollouts, tasks
+    )
+
+
+def _tasks(attempt: Attempt, where: Environment) -> TaskScorer | None:
+    """Returns what scores the run on tasks, which are read now; None without any."""
+    cfg, trainer = attempt.config, attempt.trainer
+    suite: TaskSuite | None = cfg.evaluation.tasks
+    if suite is None:
+        return None
+    with attempt.screen.phase("reading tasks"):
+        count = jax.process_count()
+        return suite.scorer(trainer.model, trainer.source, where, batch_size=cfg.batch_size, processes=count)
 
 
 def _row_length(source: DataSource) -> int:

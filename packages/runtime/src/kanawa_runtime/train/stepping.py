@@ -84,7 +84,7 @@ class Stepper:
         self._program = started.step_program
         self._abstract_batch = started.abstract_batch
         self._source = attempt.trainer.source
-        self._rollouts = started.rollouts
+        self._rollouts, self._tasks = started.rollouts, started.tasks
         self._origin = started.origin
         self._pending: _Pending | None = None
         self._batch: Batch | None = None
@@ -207,9 +207,10 @@ class Stepper:
         return {} if self._rollouts is None else {"rollouts": self._rollouts.saved(self.step)}
 
     def close(self) -> None:
-        """Ends what writes rollouts."""
-        if self._rollouts is not None:
-            self._rollouts.close()
+        """Ends what writes rollouts, and what answers tasks."""
+        for writer in (self._rollouts, self._tasks):
+            if writer is not None:
+                writer.close()
 
     def check_evaluation(self, loss: float) -> None:
         """Raises NonFiniteLossError where the held-out loss of the state is NaN, although all its arrays are finite."""
