@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from kanawa.config import NonNegative, Partial, Size
 from kanawa.contracts import Run, Service, Steer
-from kanawa.errors import UsageError, did_you_mean
+from kanawa.errors import UsageError
 
 from kanawa_runtime.checkpoint.layout import EVENTS
 from kanawa_runtime.runs.events import number
@@ -56,8 +56,7 @@ class Watching(Service):
         numbers = {**record.get("sets", {}), **record.get("tasks", {}), **record}
         if self.config.metric not in numbers:
             names = [name for name, value in numbers.items() if isinstance(value, int | float)]
-            near = did_you_mean(self.config.metric, names)
-            message = f"an evaluation has no {self.config.metric!r}{near}; its numbers: {', '.join(names)}"
+            message = f"an evaluation has no {self.config.metric!r}; its numbers: {', '.join(names)}"
             raise UsageError(message)
         return numbers[self.config.metric]
 
