@@ -88,6 +88,7 @@ from kanawa.contracts.weights import WeightForm as WeightForm
 from kanawa.contracts.workload import BatchShape as BatchShape
 from kanawa.contracts.workload import ExecutionConfig as ExecutionConfig
 from kanawa.contracts.workload import PrecisionConfig as PrecisionConfig
+from kanawa.contracts.workload import RolloutShape as RolloutShape
 from kanawa.contracts.workload import Workload as Workload
 from kanawa.plugins.fillers import fillers
 

@@ -31,6 +31,11 @@ class Optimizer(Configurable):
     uses_curvature: bool = False
 
     @property
+    def width_exponent(self) -> float | None:
+        """By which power of 1 / fan_in the best rate of a hidden matrix falls with width (muP); None: unknown."""
+        return None
+
+    @property
     def moments(self) -> Mapping[str, bool]:
         """State that may be stored in fewer bits between updates, {"adam/mu": False}; True: it is never negative.
 

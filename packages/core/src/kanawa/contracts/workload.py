@@ -1,6 +1,7 @@
 """A workload: what an experiment builds. `plan` compiles its programs, `train` runs them."""
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,6 +69,24 @@ class BatchShape(NamedTuple):
     length_path: str = "data.sequence_length"
 
 
+@dataclasses.dataclass(frozen=True)
+class RolloutShape:
+    """What a step that learns from its own rollouts does besides training: for every `updates` updates, one batch.
+
+    `rows` completions of at most `new_tokens` after prompts of at most `prompt_tokens`, at most `concurrent` at a time
+    (None: all), and `scorings` forward passes over the batch before it is trained on.
+    """
+
+    rows: int
+    prompt_tokens: int
+    new_tokens: int
+    updates: int = 1
+    scorings: int = 0
+    concurrent: int | None = None
+    #: Drawn while the batch before is trained on.
+    overlaps: bool = False
+
+
 class Workload(Configurable):
     """Programs over one model, described without opening data or touching a device."""
 
@@ -80,6 +99,10 @@ class Workload(Configurable):
 
         def batch_shape(self) -> BatchShape | None:
             """Returns the shape of a training batch; None where batches aren't rows of positions."""
+            return None
+
+        def rollout_shape(self) -> RolloutShape | None:
+            """Returns what a step draws from the model before it trains on it; None where batches are data."""
             return None
 
     def __init__(self, cfg: Any, *, model: Model | None = None) -> None:

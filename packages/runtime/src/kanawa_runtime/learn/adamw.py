@@ -29,6 +29,11 @@ class AdamW(ScheduledOptimizer):
         """Both moments."""
         return {"adam/mu": False, "adam/nu": True}
 
+    @property
+    def width_exponent(self) -> float:
+        """1: each element moves by about the rate, and fan_in of them add up."""
+        return 1.0
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transform; the state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count"."""
         cfg = self.config

@@ -29,6 +29,11 @@ class AdEMAMix(ScheduledOptimizer):
         """The fast moment and the second one; the slow one forgets too slowly to be rounded."""
         return {"ademamix/m1": False, "ademamix/nu": True}
 
+    @property
+    def width_exponent(self) -> float:
+        """1: each element moves by about the rate, and fan_in of them add up."""
+        return 1.0
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transforms.
 

@@ -24,6 +24,7 @@ from kanawa_runtime.learn.loss_scale import LossScale
 from kanawa_runtime.learn.moving_average import MovingAverage, without_average
 from kanawa_runtime.learn.schedules import Constant
 from kanawa_runtime.learn.state_storage import StateStorage, Storing
+from kanawa_runtime.learn.width_transfer import WidthTransfer
 
 
 class ParameterRuleError(UsageError):
@@ -89,6 +90,7 @@ class Learner(Configurable):
         steerable: bool = False
         loss_scale: LossScale.Config | None = None
         state_storage: StateStorage.Config | None = None
+        width_transfer: WidthTransfer.Config | None = None
 
     def update_rule(self, specs: Mapping[str, ParamSpec], total_steps: int) -> "UpdateRule":
         """Returns the pure functions for these parameters; raises UsageError for rules that can't apply."""
@@ -96,6 +98,11 @@ class Learner(Configurable):
         optimizer = self.config.optimizer
         if isinstance(optimizer, CallableConfig):
             optimizer = FromOptax.Config(transform=optimizer)
+        if self.config.width_transfer is not None:
+            if self.config.groups:
+                message = "learner.width_transfer has one law for all matrices, and groups may have several; drop one"
+                raise UsageError(message)
+            trained = self.config.width_transfer.build().scaled(trained, optimizer.build())
         if self.config.groups:
             trained = regrouped(self.config.groups, trained)
             optimizer = Grouped.Config(groups=self.config.groups, rest=optimizer)

@@ -24,6 +24,11 @@ class Lion(ScheduledOptimizer):
         """The momentum."""
         return {"lion/mu": False}
 
+    @property
+    def width_exponent(self) -> float:
+        """1: each element moves by about the rate, and fan_in of them add up."""
+        return 1.0
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transform; the state is "lion/mu/…", "lion/count" and "rate/count"."""
         cfg = self.config

@@ -65,6 +65,11 @@ class Muon(ScheduledOptimizer):
         """The momentum of matrices, and Adam's moments of the rest."""
         return {"muon/momentum": False, "adam/mu": False, "adam/nu": True}
 
+    @property
+    def width_exponent(self) -> float:
+        """1/2 where updates have Adam's size, else 0: an orthogonal update of Jordan's scale suits any width."""
+        return 0.0 if self.config.rms is None else 0.5
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transforms.
 

@@ -27,6 +27,11 @@ class ScheduleFreeAdamW(ScheduledOptimizer):
         power: NonNegative = 2.0
         weight_decay: NonNegative = 0.1
 
+    @property
+    def width_exponent(self) -> float:
+        """1: each element moves by about the rate, and fan_in of them add up."""
+        return 1.0
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transform; the state is "rms/nu/…", "rms/count", "rate/count", and that of `last`."""
         cfg = self.config

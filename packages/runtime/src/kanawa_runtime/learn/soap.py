@@ -37,6 +37,11 @@ class Soap(ScheduledOptimizer):
         """Rotated moments, and Adam's of the rest; statistics and bases stay float32."""
         return {"soap/mu": False, "soap/nu": True, "adam/mu": False, "adam/nu": True}
 
+    @property
+    def width_exponent(self) -> float:
+        """1, as of Adam."""
+        return 1.0
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transforms.
 

@@ -35,6 +35,11 @@ class Sophia(ScheduledOptimizer):
         """The momentum; curvature, measured rarely, stays float32."""
         return {"sophia/mu": False}
 
+    @property
+    def width_exponent(self) -> float:
+        """1: each element moves by about the rate, and fan_in of them add up."""
+        return 1.0
+
     def links(self, specs: Mapping[str, ParamSpec]) -> list[tuple[str, optax.GradientTransformation]]:
         """Returns the transform; the state is "sophia/mu/…", "sophia/curvature/…", "sophia/count", "rate/count"."""
         del specs

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from kanawa.config import REQUIRED, Config, Count, Named, Positive, Size
-from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch
+from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch, RolloutShape
 
 from kanawa_runtime.rollouts.advantages import group_relative
 from kanawa_runtime.rollouts.prompts import Grouped
@@ -62,6 +62,19 @@ class Rollouts(RolloutConfig):
     def has_old_logprobs(self) -> bool:
         """Whether batches hold the log-probabilities they were drawn with: the policy that trains is another one."""
         return self.updates > 1 or self.off_policy
+
+    def shape(self, batch_size: int, length: int) -> RolloutShape:
+        """Returns what it draws for batches of so many rows of so many tokens; prompts of unknown length fill a row."""
+        prompt = length - self.new_tokens if self.prompt_tokens is None else self.prompt_tokens
+        return RolloutShape(
+            rows=batch_size,
+            prompt_tokens=prompt,
+            new_tokens=self.new_tokens,
+            updates=self.updates,
+            scorings=int(self.reference) + int(self.updates > 1 and not self.off_policy),
+            concurrent=self.engine.max_sequences,
+            overlaps=self.off_policy,
+        )
 
     def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:
         """Returns the rows of `data`, each as often as its group has members."""

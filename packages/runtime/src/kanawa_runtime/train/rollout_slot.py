@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kanawa.config import Config
-from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch
+from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch, RolloutShape
 
 #: A batch and its figures, which go into the events of its steps.
 Made = tuple[RolloutBatch, dict[str, Any]]
@@ -55,6 +55,10 @@ class RolloutConfig(Config):
     @abc.abstractmethod
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
+
+    @abc.abstractmethod
+    def shape(self, batch_size: int, length: int) -> RolloutShape:
+        """Returns what it draws for batches of so many rows of so many tokens."""
 
     @abc.abstractmethod
     def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:

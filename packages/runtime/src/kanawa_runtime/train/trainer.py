@@ -23,6 +23,7 @@ from kanawa.contracts import (
     ModelLoss,
     Program,
     RolloutBatch,
+    RolloutShape,
     RowField,
     Service,
     Workload,
@@ -101,6 +102,11 @@ class Trainer(Workload):
             if not _has_tokens(self.data):
                 return None
             return BatchShape(self.batch_size, self.data.sequence_length)
+
+        def rollout_shape(self) -> RolloutShape | None:
+            """Returns what the rollouts draw for a batch."""
+            shape = self.batch_shape()
+            return None if self.rollouts is None or shape is None else self.rollouts.shape(shape.rows, shape.length)
 
         def check(self) -> list[str]:
             """Returns what of the rollouts doesn't fit a batch."""
