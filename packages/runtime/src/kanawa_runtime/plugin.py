@@ -24,10 +24,11 @@ def kanawa_kinds() -> list[Kind]:
 
 @hookimpl
 def kanawa_commands() -> list[Command]:
-    """Returns the verbs that train, evaluate, generate, serve, bench, chat, report, average, launch and sweep."""
+    """Returns train, eval, generate, serve, bench, chat, report, average, launch, sweep and data."""
     from kanawa_runtime.commands import average, bench, chat, evaluate, generate, launch, report, serve, sweep, train
+    from kanawa_runtime.commands.data import verb as data
 
-    verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch, sweep)
+    verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch, sweep, data)
     return [verb.command() for verb in verbs]
 
 

@@ -224,6 +224,11 @@ class Mixture(DataSource):
         accounts = {name: source.account() for name, source in self.parts.items()}
         return {name: account for name, account in accounts.items() if account}
 
+    def record(self, index: int) -> Mapping[str, Any]:
+        """Returns the record behind a row of a source, and the source's name as `source` unless that is a column."""
+        source, inner = self.order.at(index)
+        return {"source": tuple(self.parts)[source], **self._ordered[source].record(inner)}
+
     # --- across attempts -----------------------------------------------------------------------------------------
 
     def saved(self, row: int) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""`kanawa data`: what there is to do with data before a run."""
