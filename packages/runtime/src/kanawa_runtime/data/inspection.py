@@ -32,7 +32,8 @@ class Segment(NamedTuple):
     parts: tuple[Part, ...]
 
 
-class Row(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Row:
     """A row: where it comes from, its segments, and how many positions are padding."""
 
     index: int
