@@ -74,7 +74,11 @@ class Corpus(Configurable):
             # of it.
             names = (document.name for document in self.read() if 2 * len(document.data) <= total)
             held_out = (min(names, key=name_hash),)
-        return Scan(hasher.hexdigest(), count, held_out, skipped.rows, skipped.files, tuple(skipped.first))
+        if held_out:
+            num_held_out = 1
+        return Scan(
+            hasher.hexdigest(), count, num_held_out, held_out, skipped.rows, skipped.files, tuple(skipped.first)
+        )
 
     def documents(self, split: Split) -> Iterator[Document]:
         """Returns an iterator over the documents of `split` in order; raises CorpusError if there are none."""
@@ -90,6 +94,15 @@ class Corpus(Configurable):
             )
             raise CorpusError(message)
         return self._documents(split, scan)
+
+    def num_documents(self, split: Split) -> int:
+        """Returns how many documents a split has; 0 for none."""
+        scan, one_in = self.scan, self.config.validation_one_in
+        if one_in < 2:
+            return scan.documents if (split == "validation") == (one_in == 1) else 0
+        if scan.documents == 1:
+            return 1
+        return scan.num_held_out if split == "validation" else scan.documents - scan.num_held_out
 
     def _documents(self, split: Split, scan: Scan) -> Iterator[Document]:
         one_in = self.config.validation_one_in

@@ -1,52 +1,39 @@
-"""A split of a corpus as one array of ids, and the tokenizer learned for it, through a cache.
+"""A split as encoded examples in shards on disk, through the cache; and the tokenizer learned for it."""
 
-The cache may be lost at any time. The key of an entry names everything it was derived from, so an entry never has to be
-invalidated.
-"""
-
+import atexit
+import bisect
 import functools
-import io
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from kanawa.config import to_json
+from kanawa.errors import INTERRUPTIONS
+from kanawa.local_path import cache_folder
 
-from kanawa_runtime.data.corpus import Corpus, Document, Split
+from kanawa_runtime.compile_cache import CheckedFiles
+from kanawa_runtime.data.corpus import Corpus
 from kanawa_runtime.data.derived import cache_key, cached
-from kanawa_runtime.data.errors import RowError
+from kanawa_runtime.data.errors import CorpusError, RowError, ShardError
+from kanawa_runtime.data.shards import Example, Shard, ShardHead, read_head
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import tokenizer_from_bytes
 
+__all__ = ["EncodedDocuments", "Example", "Lengths", "fitted_tokenizer"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 #: Part of every key: raise it when the same inputs would give other entries.
-_VERSION = "2"
-
-
-class Example(NamedTuple):
-    """One example: `ids` int32 [tokens], at least two, and the weight of each as a target.
-
-    The first id is no target. `weights` None weighs all others 1.
-    """
-
-    ids: np.ndarray
-    weights: np.ndarray | None = None
-
-
-class EncodedDocuments(NamedTuple):
-    """Example d is `ids[offsets[d]:offsets[d + 1]]`; of text: a begin token, the text, an end token."""
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    #: Bytes of all texts, as they were before encoding; 0 where examples aren't plain text.
-    num_bytes: int = 0
-    #: The weight of each id as a target, float32 like `ids`; None is 1 everywhere.
-    weights: np.ndarray | None = None
-
-    @property
-    def num_predictions(self) -> np.ndarray:
-        """Tokens each example asks for, int64 [examples]: all but its first."""
-        return np.diff(self.offsets) - 1
+_TOKENIZER_VERSION = "2"
+_INDEX_VERSION = "3"
 
 
 def fitted_tokenizer(cfg: Tokenizer.Config, corpora: Sequence[Corpus]) -> Tokenizer:
@@ -56,67 +43,208 @@ def fitted_tokenizer(cfg: Tokenizer.Config, corpora: Sequence[Corpus]) -> Tokeni
         untrained: Tokenizer = cfg.clone().build()
         return untrained.fit(d.data for corpus in corpora for d in corpus.documents("train")).to_bytes()
 
-    key = cache_key(_VERSION, json.dumps(to_json(cfg), sort_keys=True), *(corpus.digest for corpus in corpora))
+    settings = json.dumps(to_json(cfg), sort_keys=True)
+    key = cache_key(_TOKENIZER_VERSION, settings, *(corpus.digest for corpus in corpora))
     tokenizer: Tokenizer = cached("tokenizers", key, learn, tokenizer_from_bytes)
     return tokenizer
 
 
-def encoded_documents(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> EncodedDocuments:
-    """Returns `split` of `corpus` in the ids of `tokenizer`."""
-    key = cache_key(_VERSION, split, corpus.digest, tokenizer.digest)
-    build = functools.partial(_encode, corpus, split, tokenizer)
-    return cached("encoded", key, build, _parse)
+class EncodedDocuments:
+    """The examples of a split, in shards that are mapped from disk; of text: begin token, text, end token.
 
-
-def cached_examples(
-    parts: Sequence[str], examples: Callable[[], Iterable[Example]], vocab_size: int
-) -> EncodedDocuments:
-    """Returns examples through the cache; `parts` name everything they depend on.
-
-    Raises RowError where there is no example.
+    `make` yields the shards in order, and is called where the cache has no index of them, or a damaged shard. With
+    `total`, the number of examples, it runs in a thread, and what needs only the first shards doesn't wait for others.
     """
-    key = cache_key(_VERSION, *parts)
-    return cached("encoded", key, lambda: _to_bytes(join(examples(), vocab_size)), _parse)
+
+    def __init__(
+        self, parts: Sequence[str], make: Callable[[Path], Iterator[ShardHead]], total: int | None = None
+    ) -> None:
+        """Takes in `parts` the names of everything that the examples depend on; raises RowError for no example."""
+        self._make, self._total = make, total
+        self._folder = _shard_folder()
+        self._files = CheckedFiles(cache_folder() / "encoded")
+        self._key = cache_key(_INDEX_VERSION, *parts)
+        self._shards: list[Shard] = []
+        #: How many examples there are up to and including each shard.
+        self._ends: list[int] = []
+        self._grown = threading.Condition()
+        self._repairing = threading.Lock()
+        self._complete = False
+        self._failure: BaseException | None = None
+        heads = self._indexed()
+        if heads is not None:
+            self._finish(heads)
+        elif total is None:
+            self._build()
+        else:
+            threading.Thread(target=self._build_aside, name="kanawa-encode-all", daemon=True).start()
+
+    # --- building ------------------------------------------------------------------------------------------------
+
+    def _indexed(self) -> list[ShardHead] | None:
+        """Returns the shards of an earlier build; None where it didn't end, or a shard is gone."""
+        payload = self._files.get(self._key)
+        if payload is None:
+            return None
+        heads = [read_head(self._folder, key) for key in json.loads(payload)]
+        whole = [head for head in heads if head is not None]
+        return whole if len(whole) == len(heads) else None
+
+    def _build(self) -> None:
+        heads = []
+        for head in self._make(self._folder):
+            heads.append(head)
+            self._add(head)
+        if not heads:
+            message = "there is no example to make rows from"
+            raise RowError(message)
+        self._files.put(self._key, json.dumps([head.key for head in heads]).encode())
+        with self._grown:
+            self._complete = True
+            self._grown.notify_all()
+
+    def _build_aside(self) -> None:
+        try:
+            self._build()
+        except BaseException as error:  # It is raised again where rows are asked for.
+            with self._grown:
+                self._failure = error
+                self._grown.notify_all()
+            if isinstance(error, INTERRUPTIONS):
+                raise
+
+    def _finish(self, heads: Sequence[ShardHead]) -> None:
+        for head in heads:
+            self._add(head)
+        self._complete = True
+
+    def _add(self, head: ShardHead) -> None:
+        with self._grown:
+            self._shards.append(Shard(self._folder, head))
+            self._ends.append(head.examples + (self._ends[-1] if self._ends else 0))
+            self._grown.notify_all()
+
+    def _wait(self, examples: int | None) -> None:
+        """Waits until so many examples, or all for None, are encoded; raises what ended the build."""
+        with self._grown:
+            while not self._complete and (examples is None or not self._ends or self._ends[-1] < examples):
+                if self._failure is not None:
+                    raise self._failure
+                self._grown.wait()
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        if self._total is not None:
+            return self._total
+        self._wait(None)
+        return self._ends[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all texts, as they were before encoding; 0 where examples aren't plain text."""
+        self._wait(None)
+        return sum(shard.head.text_bytes for shard in self._shards)
+
+    @property
+    def spelled_bytes(self) -> int:
+        """Bytes that all ids stand for."""
+        self._wait(None)
+        return sum(shard.head.spelled_bytes for shard in self._shards)
+
+    @functools.cached_property
+    def num_predictions(self) -> np.ndarray:
+        """Tokens each example asks for, uint32 [examples]: all but its first."""
+        self._wait(None)
+        lengths = [self._read(number, _lengths) for number in range(len(self._shards))]
+        return np.asarray(np.concatenate(lengths) - np.uint32(1))
+
+    def predictions(self, examples: np.ndarray) -> np.ndarray:
+        """Returns `num_predictions` of some examples, int64, without waiting for others."""
+        if self._complete:
+            found: np.ndarray = self.num_predictions[examples].astype(np.int64)
+            return found
+        self._wait(int(examples.max()) + 1)
+        places = np.searchsorted(np.array(self._ends), examples, side="right")
+        out = np.empty(len(examples), np.int64)
+        for number in np.unique(places).tolist():
+            chosen = places == number
+            begin = self._ends[number - 1] if number else 0
+            out[chosen] = self._read(number, _lengths)[examples[chosen] - begin]
+        return out - 1
+
+    def example(self, example: int) -> Example:
+        """Returns one example as it was encoded."""
+        return self.piece(example, 0, None)
+
+    def piece(self, example: int, start: int, stop: int | None) -> Example:
+        """Returns ids `start` to `stop` of an example, None for its end, and their weights; None where all weigh 1."""
+        self._wait(example + 1)
+        number = bisect.bisect_right(self._ends, example)
+        local = example - (self._ends[number - 1] if number else 0)
+
+        def cut(shard: Shard) -> Example:
+            begin, end = (int(offset) for offset in shard.offsets[local : local + 2])
+            here = slice(begin + start, end if stop is None else begin + stop)
+            return Example(shard.ids[here], None if shard.weights is None else shard.weights[here])
+
+        return self._read(number, cut)
+
+    def _read(self, number: int, read: Callable[[Shard], T]) -> T:
+        """Returns what `read` takes from a shard, which is made again where its file is damaged or gone."""
+        shard = self._shards[number]
+        try:
+            return read(shard)
+        except ShardError as error:
+            with self._repairing:
+                if self._shards[number] is shard:
+                    self._repair(number, shard, error)
+            return read(self._shards[number])
+
+    def _repair(self, number: int, shard: Shard, error: ShardError) -> None:
+        logger.warning("%s: it is made again from the data", error)
+        self._wait(None)
+        try:
+            shard.path.unlink(missing_ok=True)
+        except OSError as refused:
+            message = f"{error}; it can't be removed either ({refused}): remove {shard.path.parent.parent}"
+            raise ShardError(message) from refused
+        heads = list(self._make(self._folder))
+        if heads != [known.head for known in self._shards]:
+            message = f"{error}; the data has changed since it was encoded, so the shard can't be made again"
+            raise CorpusError(message) from error
+        self._shards[number] = Shard(self._folder, heads[number])
 
 
-def text_example(document: Document, tokenizer: Tokenizer) -> Example:
-    """Returns a document's ids between its begin and end tokens."""
-    return Example(np.concatenate([[tokenizer.bos_id], tokenizer.encode(document.data), [tokenizer.eos_id]]))
+def _lengths(shard: Shard) -> np.ndarray:
+    return shard.lengths
 
 
-def join(examples: Iterable[Example], vocab_size: int, num_bytes: int = 0) -> EncodedDocuments:
-    """Returns examples as one, the ids in uint16 where the vocabulary allows it."""
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    parts: list[np.ndarray] = []
-    weights: list[np.ndarray] = []
-    lengths = [0]
-    for ids, weighed in examples:
-        parts.append(ids.astype(dtype))
-        if weighed is not None:
-            weights.append(weighed.astype(np.float32))
-        lengths.append(len(ids))
-    if not parts:
-        message = "there is no example to make rows from"
-        raise RowError(message)
-    together = np.concatenate(weights) if weights else None
-    return EncodedDocuments(np.concatenate(parts), np.cumsum(lengths), num_bytes, together)
+class Lengths:
+    """The predictions of encoded examples by number, as a row plan asks for them."""
+
+    def __init__(self, encoded: EncodedDocuments) -> None:
+        self._encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def __getitem__(self, examples: np.ndarray) -> np.ndarray:
+        return self._encoded.predictions(examples)
 
 
-def _encode(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> bytes:
-    documents = list(corpus.documents(split))
-    num_bytes = sum(len(document.data) for document in documents)
-    return _to_bytes(join((text_example(d, tokenizer) for d in documents), tokenizer.vocab_size, num_bytes))
-
-
-def _to_bytes(encoded: EncodedDocuments) -> bytes:
-    buffer = io.BytesIO()
-    arrays = {name: array for name, array in encoded._asdict().items() if array is not None}
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def _parse(payload: bytes) -> EncodedDocuments:
-    # Others may write to the cache's folder, and unpickling runs what it reads.
-    with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-        weights = arrays.get("weights")
-        return EncodedDocuments(arrays["ids"], arrays["offsets"], int(arrays["num_bytes"]), weights)
+def _shard_folder() -> Path:
+    """Returns the cache's folder of shards; where it can't be written, one that ends with this process."""
+    folder = cache_folder() / "shards"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        other = Path(tempfile.mkdtemp(prefix="kanawa-shards-"))
+        atexit.register(shutil.rmtree, other, ignore_errors=True)
+        fix = "set KANAWA_CACHE to a writable folder"
+        logger.warning(
+            "%s can't be written (%s), so encoded text is stored for this process only; %s", folder, error, fix
+        )
+        return other

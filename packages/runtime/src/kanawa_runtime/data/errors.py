@@ -13,3 +13,7 @@ class RowError(UsageError):
 
 class LoaderError(KanawaError):
     """The loader's rows don't match what the source declares."""
+
+
+class ShardError(KanawaError):
+    """A shard of encoded text can't be written, or isn't what its digest says."""

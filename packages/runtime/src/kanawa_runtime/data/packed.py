@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,10 +13,12 @@ from kanawa.config import Size, to_json
 from kanawa.contracts.data import DataSource
 
 from kanawa_runtime.data.corpus import Split
-from kanawa_runtime.data.encoded import EncodedDocuments, Example, cached_examples
+from kanawa_runtime.data.encoded import EncodedDocuments, Example, Lengths
+from kanawa_runtime.data.encoding import example_shards
 from kanawa_runtime.data.packing import BestFitPacking, Packing
+from kanawa_runtime.data.shards import ShardHead
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.data.windows import Piece, RowPlan
+from kanawa_runtime.data.windows import Piece, RowPlan, Within
 
 
 class PackedSource(DataSource):
@@ -28,7 +31,7 @@ class PackedSource(DataSource):
 
     class Config(DataSource.Config):
         #: The data's digest identifies the tokenizer; its location may change.
-        PLACEMENT = ("tokenizer_file",)
+        PLACEMENT: ClassVar[tuple[str, ...]] = ("tokenizer_file",)
         #: Fields that enter the digest by their content, not by their value.
         CONTENT: ClassVar[tuple[str, ...]] = ()
 
@@ -37,6 +40,9 @@ class PackedSource(DataSource):
         packing: Packing.Config = BestFitPacking.Config()
         split: Split = "train"
         shuffle: bool = True
+        #: "epoch" shuffles all documents of an epoch. "window" shuffles those of each window, in the order that they
+        #: are read: rows of text then begin before all of it is encoded.
+        shuffle_within: Within = "epoch"
         #: None repeats for ever.
         epochs: Size | None = None
         #: Examples packed and shuffled together; part of the row order.
@@ -63,23 +69,39 @@ class PackedSource(DataSource):
     @functools.cached_property
     def encoded(self) -> EncodedDocuments:
         """All examples of the split, through the cache."""
-        split = self.config.split
-        parts = (type(self).__qualname__, split, self.content_digest, self.tokenizer.digest, self._settings)
-        return cached_examples(parts, lambda: self.read_examples(split), self.tokenizer.vocab_size)
+        return EncodedDocuments(self._encoding, self._shards, self._num_examples)
+
+    @property
+    def _encoding(self) -> tuple[str, ...]:
+        """Everything that the examples depend on."""
+        kind, split = type(self).__qualname__, self.config.split
+        return kind, split, self.content_digest, self.tokenizer.digest, self._settings
+
+    def _shards(self, folder: Path) -> Iterator[ShardHead]:
+        """Yields the shards of all examples in order, each written to a folder."""
+        return example_shards(self.read_examples(self.config.split), repr(self._encoding), self.tokenizer, folder)
+
+    @property
+    def _num_examples(self) -> int | None:
+        """The number of examples, where rows may be made before all are encoded."""
+        return None
 
     @property
     def _settings(self) -> str:
         """What examples depend on beside their content: every field but those of the row order, as JSON."""
         settings = self._identity()
-        for field in ("packing", "split", "shuffle", "epochs", "window_documents", "seed"):
+        for field in ("packing", "split", "shuffle", "shuffle_within", "epochs", "window_documents", "seed"):
             settings.pop(field, None)
         return json.dumps(settings, sort_keys=True)
 
     def _identity(self) -> dict[str, Any]:
         settings: dict[str, Any] = to_json(self.config)
         # Where files lie doesn't matter; their content enters by digest.
-        for field in (*self.config.CONTENT, "tokenizer_file"):
+        for field in (*self.config.CONTENT, "tokenizer_file", "encode_processes"):
             settings.pop(field, None)
+        # A later field: runs from before it have none.
+        if settings["shuffle_within"] == "epoch":
+            del settings["shuffle_within"]
         return settings
 
     @functools.cached_property
@@ -91,12 +113,13 @@ class PackedSource(DataSource):
     def _plan(self) -> RowPlan:
         cfg = self.config
         return RowPlan(
-            self.encoded.num_predictions,
+            Lengths(self.encoded),
             cfg.sequence_length,
             self._packing,
             window_documents=cfg.window_documents,
             seed=cfg.seed,
             shuffle=cfg.shuffle,
+            shuffle_within=cfg.shuffle_within,
             epochs=cfg.epochs,
         )
 
@@ -135,13 +158,11 @@ class PackedSource(DataSource):
 
     def _write(self, row: dict[str, np.ndarray], piece: Piece, here: slice) -> None:
         """Writes a piece's inputs, targets and weights to positions `here` of a row."""
-        encoded = self.encoded
-        begin = int(encoded.offsets[piece.document]) + piece.start
         # A piece of n predictions reads n + 1 ids, of which neighbouring pieces share one.
-        targets = slice(begin + 1, begin + piece.length + 1)
-        row["input_ids"][here] = encoded.ids[begin : begin + piece.length]
-        row["target_ids"][here] = encoded.ids[targets]
-        row["loss_weights"][here] = 1.0 if encoded.weights is None else encoded.weights[targets]
+        ids, weights = self.encoded.piece(piece.document, piece.start, piece.start + piece.length + 1)
+        row["input_ids"][here] = ids[:-1]
+        row["target_ids"][here] = ids[1:]
+        row["loss_weights"][here] = 1.0 if weights is None else weights[1:]
 
     def held_out(self) -> "DataSource | None":
         """Returns the validation split, once through in order."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kanawa_runtime.data.derived import cache_key, cached
 
 #: Raise it when reading the same files would find something else.
-_VERSION = "1"
+_VERSION = "2"
 #: A file written so lately may change again within one tick of its file system's clock.
 _SETTLED_SECONDS = 2.0
 
@@ -25,6 +25,8 @@ class Scan(NamedTuple):
 
     digest: str
     documents: int
+    #: Documents held out, where several are there and some are.
+    num_held_out: int = 0
     #: Names held out where the hash alone would leave a side empty; () where it doesn't.
     held_out: tuple[str, ...] = ()
     #: Rows, and rests of files, that were left out as bad, and the first problems.
@@ -42,5 +44,6 @@ def remembered_scan(settings: Any, fingerprint: Fingerprint | None, read_once: C
 
 
 def _parsed(payload: bytes) -> Scan:
-    digest, documents, held_out, rows, files, problems = json.loads(payload)
-    return Scan(str(digest), int(documents), tuple(held_out), int(rows), int(files), tuple(problems))
+    digest, documents, num_held_out, held_out, rows, files, problems = json.loads(payload)
+    held = (int(num_held_out), tuple(held_out))
+    return Scan(str(digest), int(documents), *held, int(rows), int(files), tuple(problems))

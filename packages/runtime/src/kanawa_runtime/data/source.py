@@ -2,13 +2,18 @@
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+from kanawa.config import Size
 from kanawa.contracts.data import DataSource
 
 from kanawa_runtime.data.corpus import Corpus, EmbeddedCorpus, Split
-from kanawa_runtime.data.encoded import EncodedDocuments, Example, encoded_documents, fitted_tokenizer, text_example
+from kanawa_runtime.data.encoded import Example, fitted_tokenizer
+from kanawa_runtime.data.encoding import default_processes, text_example, text_shards
 from kanawa_runtime.data.packed import PackedSource
+from kanawa_runtime.data.shards import ShardHead
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
@@ -18,11 +23,14 @@ class TextSource(PackedSource):
     """Packed rows of a corpus: a document is predicted from its begin token to its end token."""
 
     class Config(PackedSource.Config):
+        PLACEMENT: ClassVar[tuple[str, ...]] = ("tokenizer_file", "encode_processes")
         CONTENT = ("corpus", "tokenizer")
 
         corpus: Corpus.Config = EmbeddedCorpus.Config()
         #: Learned from the corpus unless `tokenizer_file` names a saved one.
         tokenizer: Tokenizer.Config = BytePairTokenizer.Config()
+        #: Processes that encode; None takes the cores of this machine, at most eight. Small texts need none.
+        encode_processes: Size | None = None
 
     @functools.cached_property
     def corpus(self) -> Corpus:
@@ -58,12 +66,15 @@ class TextSource(PackedSource):
     def read_examples(self, split: Split) -> Iterator[Example]:
         """Yields each document between its begin and end tokens."""
         tokenizer = self.tokenizer
-        return (text_example(document, tokenizer) for document in self.corpus.documents(split))
+        return (text_example(document.data, tokenizer) for document in self.corpus.documents(split))
 
-    @functools.cached_property
-    def encoded(self) -> EncodedDocuments:
-        """All documents of the split, through the cache."""
-        return encoded_documents(self.corpus, self.config.split, self.tokenizer)
+    def _shards(self, folder: Path) -> Iterator[ShardHead]:
+        processes = self.config.encode_processes or default_processes()
+        return text_shards(self.corpus.documents(self.config.split), self.tokenizer, folder, processes)
+
+    @property
+    def _num_examples(self) -> int | None:
+        return self.corpus.num_documents(self.config.split) if self.config.shuffle_within == "window" else None
 
     def held_out(self) -> DataSource | None:
         """Returns the validation split, once through in order; None where the corpus holds nothing out."""
@@ -97,5 +108,5 @@ class TextSource(PackedSource):
 
         Some put a space in front or normalise. Over a whole split the sum is then exact, as is nats per byte.
         """
-        spelled = int(self.tokenizer.byte_lengths[self.encoded.ids].sum(dtype=np.int64))
+        spelled = self.encoded.spelled_bytes
         return self.encoded.num_bytes / spelled if spelled else 1.0

@@ -1,15 +1,15 @@
 """Which pieces of which documents make up row r, for any r, without making the rows before it.
 
 The global sequence is epoch after epoch. An epoch is its own permutation of the documents, cut into
-windows of a fixed number of documents; a window is packed alone and its rows are shuffled. A row's
-place needs the row counts of the windows before it: they depend on lengths only, are planned when
-first needed and then remembered.
+windows of a fixed number of documents; or the windows are cut first, and each is permuted alone. A
+window is packed alone and its rows are shuffled. A row's place needs the row counts of the windows
+before it: they depend on lengths only, are planned when first needed and then remembered.
 """
 
 import bisect
 import functools
 import threading
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +18,19 @@ from kanawa_runtime.data.packing import PackedRows, Packing
 from kanawa_runtime.data.permutation import permutation
 
 _DOCUMENTS, _ROWS = 0, 1  # streams of the permutation
+
+#: What documents are shuffled in.
+Within = Literal["epoch", "window"]
+
+
+class LengthsOf(Protocol):
+    """Lengths by document; an array is one."""
+
+    def __len__(self) -> int:
+        """The number of documents."""
+
+    def __getitem__(self, documents: np.ndarray, /) -> np.ndarray:
+        """Lengths of some documents, each at least 1."""
 
 
 class Piece(NamedTuple):
@@ -39,22 +52,24 @@ class RowPlan:
 
     def __init__(
         self,
-        lengths: np.ndarray,
+        lengths: LengthsOf,
         capacity: int,
         packing: Packing,
         *,
         window_documents: int,
         seed: int,
         shuffle: bool = True,
+        shuffle_within: Within = "epoch",
         epochs: int | None = None,
     ) -> None:
-        """Takes `lengths` int64 [documents], each at least 1; `epochs=None` repeats for ever."""
+        """Takes the lengths of documents; `epochs=None` repeats for ever."""
         if len(lengths) == 0:
             message = "there is no document to make rows from"
             raise RowError(message)
         self._lengths, self._capacity, self._packing = lengths, capacity, packing
         self._window_documents, self._seed = window_documents, seed
         self._shuffle, self._epochs = shuffle, epochs
+        self._over_epoch = shuffle_within == "epoch"
         self._windows_per_epoch = -(-len(lengths) // window_documents)
         self._ends: list[int] = []  # rows up to and including each window, over all epochs
         # The loader's threads share the plan.
@@ -71,8 +86,13 @@ class RowPlan:
     def _plan_window(self, index: int) -> _Window:
         epoch, window = divmod(index, self._windows_per_epoch)
         first = window * self._window_documents
-        documents = self._order(epoch)[first : first + self._window_documents]
-        rows = self._packing.pack(self._lengths[documents], self._capacity)
+        if self._over_epoch:
+            documents = self._order(epoch)[first : first + self._window_documents]
+        else:
+            count = min(self._window_documents, len(self._lengths) - first)
+            order = permutation(count, self._seed, index, _DOCUMENTS) if self._shuffle else np.arange(count)
+            documents = first + order
+        rows = self._packing.pack(self._lengths[documents].astype(np.int64), self._capacity)
         if self._shuffle:
             order = permutation(rows.num_rows, self._seed, index, _ROWS)
         else:

@@ -96,16 +96,15 @@ class PairedSource(ChatSource):
 
     def _halves(self, document: int) -> tuple[Segment, Segment, float]:
         """Returns both sequences of an example as they were read, and what stands between them."""
-        encoded = self.encoded
-        here = slice(*encoded.offsets[document : document + 2].tolist())
-        ids, weights = encoded.ids[here], np.ones(0) if encoded.weights is None else encoded.weights[here]
+        example = self.encoded.example(document)
+        ids, weights = example.ids, np.ones(0) if example.weights is None else example.weights
         between = int(np.argmax(weights >= _GOOD))
         first = Segment(ids[:between], weights[:between])
         return first, Segment(ids[between + 1 :], weights[between + 1 :]), float(weights[between])
 
     @property
     def _lengths(self) -> np.ndarray:
-        """Positions that each pair takes, int64 [examples]."""
+        """Positions that each pair takes, uint32 [examples]."""
         return self.encoded.num_predictions
 
     @functools.cached_property
