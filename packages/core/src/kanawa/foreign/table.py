@@ -305,7 +305,7 @@ def _cut(slices: Iterable[Sliced], prefix: str, tensors: Iterable[ForeignTensor]
         length = len(range(part.spec.shape[axis])[taken])
         shape = (*part.spec.shape[:axis], length, *part.spec.shape[axis + 1 :])
         cut = (*(slice(None),) * axis, taken)
-        part = dataclasses.replace(part, spec=dataclasses.replace(part.spec, shape=shape), cut=cut)
+        part = dataclasses.replace(part, spec=dataclasses.replace(part.spec, shape=shape, parts=None), cut=cut)
         pieces.append(ForeignTensor(_joined_name(prefix, _joined_name(piece.name, tensor.name)), (part,)))
     return pieces
 
