@@ -1,17 +1,21 @@
 """Modifiers of language models: their vocabulary, head and loss, and distillation."""
 
+from pathlib import Path
+from typing import Any
+
 import kanawa as kn
 from kanawa.config import FROM_PARENT
-from kanawa.contracts import CausalLM, Model
+from kanawa.contracts import CausalLM, Model, without_companions
 from kanawa.errors import ConfigError
-from kanawa.plugins import component
+from kanawa.plugins import component, host
 
 from kanawa_layers.losses.policy import per_row, per_sequence
 from kanawa_layers.models.head import Head, TiedHead, UntiedHead
 from kanawa_layers.models.policy_loss import PolicyLoss
+from kanawa_layers.models.reference import FrozenModel
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.modifiers.fields import set_fields
-from kanawa_layers.tune.distill import Distilled
+from kanawa_layers.tune.distill import Distillation, HiddenStates
 
 
 class VocabularySize(kn.Modifier):
@@ -118,29 +122,53 @@ class ChoosePolicyLoss(kn.Modifier):
 
 
 class DistillModifier(kn.Modifier):
-    """Replaces `model` by a distilled one, whose `teacher` is a model of the catalog with the same vocabulary.
+    """`distill`: the model learns from a frozen teacher, a run or a folder of another library, with the same tokens.
 
-    The teacher is initialised at random like every parameter: load its weights with the run's initialisation.
+    `mix`, `temperature` and `data_weight` are those of `Distillation`. Where rollouts are set, as by `grpo`, it learns
+    on what it wrote itself. A model's name instead of a folder is a teacher with the student's own first parameters.
     """
 
     class Config(kn.Modifier.Config):
         teacher: str = kn.REQUIRED
+        mix: kn.Fraction = 0.0
         coefficient: kn.Strength = 1.0
         temperature: kn.Positive = 1.0
+        data_weight: kn.NonNegative = 1.0
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with the model wrapped; raises ConfigError where there is no language model to wrap."""
+        """Returns `cfg` with the loss; raises ConfigError where student or teacher is no such language model."""
         own, student = self.config, vars(cfg).get("model")
-        if not isinstance(student, CausalLM.Config):
+        if not isinstance(student, CausalLM.Config) or "loss" not in student.fields():
             message = f"distill: {type(cfg).__qualname__} has no causal language model at `model`, but {student!r}"
             raise ConfigError(message)
-        teacher = component("models", own.teacher)()
-        model = Distilled.Config(
-            vocab_size=student.vocab_size,
-            input_dim=student.input_dim,
-            student=student,
-            teacher=teacher,
-            coefficient=own.coefficient,
-            temperature=own.temperature,
-        )
-        return cfg.set(model=model)
+        teacher, source = _teacher(own.teacher)
+        if teacher.vocab_size != student.vocab_size:
+            message = (
+                f"distill: teacher.vocab_size is {teacher.vocab_size} ({own.teacher}), but the student's is "
+                f"{student.vocab_size}: they must be the same, and so must the tokenizers"
+            )
+            raise ConfigError(message)
+        loss = Distillation.Config(
+            teacher=FrozenModel.Config(model=teacher.set(loss=HiddenStates.Config()), source=source),
+            mix=own.mix, coefficient=own.coefficient, temperature=own.temperature, data_weight=own.data_weight,
+        )  # fmt: skip
+        student.set(loss=loss)
+        return cfg
+
+
+def _teacher(name: str) -> tuple[Any, str]:
+    """Returns the config of a teacher and the folder with its parameters; raises ConfigError."""
+    folder = Path(name)
+    if folder.is_dir():
+        stores = (kind() for _, kind in host().loaded("model_stores"))
+        model: Any = next((store.outline(folder).config for store in stores if store.holds(folder)), None)
+        source = str(folder.resolve())
+    elif "/" in name:
+        message = f"distill: {name} is no folder; name a run's, or one of another library"
+        raise ConfigError(message)
+    else:
+        model, source = component("models", name)(), ""
+    if not isinstance(model, CausalLM.Config) or "loss" not in model.fields():
+        message = f"distill: {name} holds no causal language model that could teach"
+        raise ConfigError(message)
+    return without_companions(model), source

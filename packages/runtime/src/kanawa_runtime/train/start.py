@@ -346,6 +346,13 @@ def _with_companions(attempt: Attempt, state: TrainState, abstract: TrainState) 
             attempt.journal.write("companion_from", part=path, path=source)
         for group, leaves in wanted.items():
             here = {name.removeprefix(top): leaf for name, leaf in leaves.items() if name.startswith(top)}
+            missing = [] if source else [name for name in here if name not in arrays[group]]
+            if missing:
+                message = (
+                    f"model.{path} has no source, and the model in training has no {missing[0]} to copy; set "
+                    f"model.{path}.source to a run or a folder of another library"
+                )
+                raise UsageError(message)
             new: Mapping[str, Any] = {name: jnp.copy(arrays[group][name]) for name in here} if not source else {}
             if source:
                 new = flatten_paths(place(found[group], unflatten_paths(here)))
