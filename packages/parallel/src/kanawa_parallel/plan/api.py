@@ -15,6 +15,7 @@ from kanawa_parallel.plan.programs.decode import DECODE
 from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.report.prices import prices_for
 from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.rollout_step import render_rollouts
 from kanawa_parallel.plan.serving_room import render_room
 from kanawa_parallel.plan.show.render import render
 from kanawa_parallel.plan.targets.plan import finished_report, plan_target
@@ -29,7 +30,8 @@ class Plan(Report):
         return f"Plan({self.experiment!r}, on={self.target!r}, fits={self.fits}{figures})"
 
     def __str__(self) -> str:
-        return render(self) + ("" if self.serving is None else render_room(self.serving))
+        text = render(self) + ("" if self.serving is None else render_room(self.serving))
+        return text + ("" if self.rollouts is None else render_rollouts(self.rollouts))
 
 
 def plan(

@@ -158,11 +158,13 @@ def _write(args: argparse.Namespace, plans: list[dict[str, Any]]) -> None:
         write_json(plans if len(plans) > 1 else plans[0])
         return
     from kanawa_parallel.plan.report.report import Report
+    from kanawa_parallel.plan.rollout_step import render_rollouts
     from kanawa_parallel.plan.serving_room import render_room
     from kanawa_parallel.plan.show.render import comparison, render
 
     reports = [Report.from_json(plan) for plan in plans if "error" not in plan]
     texts = [*map(render, reports), *(f"{plan['target']}: {plan['error']}" for plan in plans if "error" in plan)]
+    texts += [f"{plan['target']}{render_rollouts(plan['rollouts'])}" for plan in plans if "rollouts" in plan]
     texts += [f"{plan['target']}{render_room(plan['serving'])}" for plan in plans if "serving" in plan]
     write("\n\n".join(texts))
     if reports and (args.compare or len(reports) > 1):

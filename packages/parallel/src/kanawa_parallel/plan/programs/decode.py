@@ -1,5 +1,6 @@
 """The program that serving repeats: one token for each of many sequences, with their caches updated in place."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,9 +16,20 @@ from kanawa.errors import UsageError
 from kanawa.module import param_specs
 
 DECODE = "decode_step"
+#: The same, as the engine of a run that draws rollouts has its weights.
+ROLLOUT_DECODE = "rollout_decode_step"
 
 
-def decode_program(prepared: Prepared) -> Program:
+def engine_rules(param_rules: Rules, activation_rules: Rules) -> Rules:
+    """Returns the rules of an engine's weights beside training: as trained, but over no axis that splits the rows.
+
+    Gathering weights at every token would cost more than their memory.
+    """
+    rows = {axis for name, axes in activation_rules if name in ("batch", "length") for axis in axes}
+    return tuple((name, tuple(axis for axis in axes if axis not in rows)) for name, axes in param_rules)
+
+
+def decode_program(prepared: Prepared, name: str = DECODE) -> Program:
     """Returns the decoding step of the model: as many sequences, and as long, as a training batch has rows.
 
     Parameters and caches are in the compute dtype, laid out as the plan's rules say; caches are donated. Raises
@@ -33,6 +45,9 @@ def decode_program(prepared: Prepared) -> Program:
         )
         raise UsageError(message)
     plan, mesh = environment.plan, environment.mesh
+    if name == ROLLOUT_DECODE:
+        plan = dataclasses.replace(plan, param_rules=engine_rules(plan.param_rules, plan.activation_rules))
+        environment = dataclasses.replace(environment, plan=plan)
     rows, length, dtype = shape.rows, shape.length, plan.precision.compute
     params = abstract_params(param_specs(model), plan.param_rules, mesh)
     params = jax.tree.map(lambda leaf: cast_spec(leaf, dtype), params)
@@ -56,7 +71,7 @@ def decode_program(prepared: Prepared) -> Program:
         # Caches leave as they entered, or they couldn't take the donated ones' place; the compiler may choose for the
         # rest.
         shardings = (None, jax.tree.map(lambda leaf: leaf.sharding, caches), None)
-    return Program(DECODE, decode_step, (params, caches, ids, lengths), (1,), shardings, environment)
+    return Program(name, decode_step, (params, caches, ids, lengths), (1,), shardings, environment)
 
 
 def cast_spec(leaf: jax.ShapeDtypeStruct, dtype: str) -> jax.ShapeDtypeStruct:

@@ -24,7 +24,7 @@ from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind, local_bytes
-from kanawa_parallel.plan.programs.decode import DECODE, decode_program
+from kanawa_parallel.plan.programs.decode import DECODE, ROLLOUT_DECODE, decode_program
 from kanawa_parallel.plan.quick.accuracy import accuracy
 from kanawa_parallel.plan.quick.buffers import Buffer, Memory
 from kanawa_parallel.plan.quick.equations import Scope, flat_scope
@@ -99,7 +99,7 @@ def estimated(composition: Composition, name: str) -> Estimate:
     target = composition.required_target()
     prepared = prepare(composition, where=environment(composition, "abstract"))
     with outline():
-        program = decode_program(prepared) if name == DECODE else prepared.program(name)
+        program = decode_program(prepared, name) if name in (DECODE, ROLLOUT_DECODE) else prepared.program(name)
         traced = program.trace()
     kernels = manifest(traced.out_info)
     with stage("laying out"):

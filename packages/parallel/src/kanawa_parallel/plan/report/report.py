@@ -100,6 +100,8 @@ class Report:
     suggestions: tuple[Suggestion, ...] = ()
     #: Of a decoding step: what the target has room for, a `Room`.
     serving: dict[str, Any] | None = None
+    #: Of a training step that draws its own batches: the whole step, a `RolloutStep`.
+    rollouts: dict[str, Any] | None = None
 
     @property
     def memory_per_device_bytes(self) -> int:
@@ -163,8 +165,9 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Returns the object of `plan --json`."""
         plain = dataclasses.asdict(self)
-        if self.serving is None:
-            del plain["serving"]
+        for name in ("serving", "rollouts"):
+            if plain[name] is None:
+                del plain[name]
         return {
             **plain,
             "memory_per_device_bytes": self.memory_per_device_bytes,

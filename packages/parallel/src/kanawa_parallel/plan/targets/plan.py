@@ -12,6 +12,7 @@ from kanawa_parallel.plan.programs.decode import DECODE
 from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.report.prices import Prices
 from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.rollout_step import rollout_step
 from kanawa_parallel.plan.serving_room import serving_room
 
 
@@ -47,10 +48,16 @@ def plan_target(
 
 
 def finished_report(planned: PlannedTarget, composition: Composition, prices: Prices | None) -> Report:
-    """Returns a plan's report with its cost, and of a decoding step with the target's room for caches."""
+    """Returns a plan's report with its cost; of a decoding step with the target's room for caches,
+
+    and of a training step that draws its own batches with all that such a step does.
+    """
     report = planned.report
     if prices is not None:
         report = prices.priced(report, composition.required_target().device.name)
     if report.program == DECODE:
         report = dataclasses.replace(report, serving=dataclasses.asdict(serving_room(composition)))
+    if report.program == "train_step":
+        step = rollout_step(composition, report)
+        report = report if step is None else dataclasses.replace(report, rollouts=dataclasses.asdict(step))
     return report
