@@ -1,8 +1,8 @@
 """A whole step of reinforcement learning: what is drawn, scored, trained on and handed over, each by the planner.
 
 Generation is priced as the decoding program on the engine's shardings, scoring as the evaluation program: both are
-traced and laid out on the target's mesh. Training is the plan's own step. What an engine's host does between two decoding
-steps and what rewards take aren't in it: of a tiny model that is more than all the rest.
+traced and laid out on the target's mesh. Training is the plan's own step. What an engine's host does between two steps
+and what rewards take aren't in it: of a tiny model that is more than all the rest.
 """
 
 import dataclasses
