@@ -54,7 +54,8 @@ class RolloutBatch(NamedTuple):
     `loss_weights` are 1 where the policy drew the target, 0 elsewhere: in the prompt, and after the end.
     `advantages` say by how much a drawn token did better than expected. `sampled_logprobs` are those under which it was
     drawn, `old_logprobs` what the trainer made of them before any update on these rows (None: this is the first), and
-    `reference_logprobs` those of a policy to stay near to (None: of none).
+    `reference_logprobs` those of a policy to stay near to (None: of none). `draw_keys` are keys of the noise that drew
+    the targets (`kanawa.arrays.draws`), for a step whose log-probabilities equal the sampled ones bit for bit.
     """
 
     input_ids: Int[Array, "batch length"]
@@ -66,6 +67,7 @@ class RolloutBatch(NamedTuple):
     sampled_logprobs: Float[Array, "batch length"]
     old_logprobs: Float[Array, "batch length"] | None = None
     reference_logprobs: Float[Array, "batch length"] | None = None
+    draw_keys: Int[Array, "batch length"] | None = None
 
 
 class PreferenceBatch(NamedTuple):

@@ -40,17 +40,19 @@ LossProgram = Callable[[Any, Any, Any, jax.Array], Outputs]
 class ModelLoss:
     """The loss program of a model: its forward pass in training. A strategy that knows models can take it apart.
 
-    `fixed` are parameters that aren't trained: constants, for which no gradient is computed, summed or sent.
+    `fixed` are parameters that aren't trained: constants, for which no gradient is computed, summed or sent. `emit` are
+    the paths of what the outputs hold besides, as in `functional`.
     """
 
     model: Module
     fixed: Mapping[str, Any] | None = None
+    emit: tuple[str, ...] = ()
     #: What every loss term is multiplied by, fp32 scalar; None: nothing.
     scale: jax.Array | None = None
 
     def __call__(self, params: Any, state: Any, batch: Any, key: jax.Array) -> Outputs:
         """Returns the outputs of the training pass with these trained parameters."""
-        _, outputs = functional(self.model)(self.complete(params), state, batch, key=key, train=True)
+        _, outputs = functional(self.model)(self.complete(params), state, batch, key=key, train=True, emit=self.emit)
         return outputs if self.scale is None else outputs.scaled(self.scale)
 
     def complete(self, params: Any) -> Any:

@@ -14,6 +14,7 @@ from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 
 from kanawa_layers.losses.policy import Sums, k3_divergence, per_sequence, token_ratio, truncated_importance
 from kanawa_layers.models.head import Head
+from kanawa_layers.models.repeated_draws import repeated_draws
 from kanawa_layers.models.token_loss import TokenLoss
 
 
@@ -25,7 +26,8 @@ class PolicyLoss(TokenLoss):
     any function (logprobs, old, advantages, weights, clip_low, clip_high) -> (values, clipped). `kl` is the coefficient
     of the k3 estimate of the divergence from the batch's reference. With `truncation`, each token is weighted by the
     ratio of the trainer's probability to the sampler's, at most that much.
-    Outside of training it is the plain cross entropy. It emits `logprobs`, fp32 [batch, length].
+    Outside of training it is the plain cross entropy. It emits `logprobs`, fp32 [batch, length], and of a batch with
+    `draw_keys` also `choices`, int32 [batch, length]: what this model draws by them.
     """
 
     class Config(TokenLoss.Config):
@@ -40,7 +42,13 @@ class PolicyLoss(TokenLoss):
         """Adds the objective; raises ModuleError where a training batch has no rollouts."""
         cfg, weights = self.config, batch.loss_weights
         cap = head.config.logit_cap
-        logprobs = -target_nll(head.scaled(x), head.weight(), batch.target_ids, head.tied, cap)
+        keys = batch.draw_keys if isinstance(batch, RolloutBatch) else None
+        if keys is None:
+            logprobs = -target_nll(head.scaled(x), head.weight(), batch.target_ids, head.tied, cap)
+        else:
+            operands = head.scaled(x), head.weight(), batch.target_ids, keys
+            logprobs, choices = repeated_draws(*operands, head.tied, cap)
+            self.emit("choices", choices)
         logprobs = self.emit("logprobs", logprobs)
         if not self.train:
             self.add_loss("cross_entropy", -jnp.sum(logprobs * weights), jnp.sum(weights), primary=True)

@@ -17,8 +17,8 @@ class GRPO(kn.Modifier):
     DeepSeekMath, arXiv:2402.03300, section 4; with `dr` neither lengths nor deviations divide (Dr. GRPO,
     arXiv:2503.20783). `kl` is the coefficient of the divergence from the first parameters; 0 needs none of them. The
     data stay: the prompt is what comes before a row's first weighted target, or its first `prompt_tokens` tokens, which
-    text needs. All else is under `rollouts` and
-    `model.loss`.
+    text needs. With `exact` the log-probabilities of the
+    rollouts are the training step's, bit for bit. All else is under `rollouts` and `model.loss`.
     """
 
     class Config(kn.Modifier.Config):
@@ -31,6 +31,7 @@ class GRPO(kn.Modifier):
         updates: kn.Size = 1
         kl: kn.NonNegative = 0.0
         dr: bool = False
+        exact: bool = False
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with rollouts and the loss; raises ConfigError where it has no place for rollouts."""
@@ -49,7 +50,7 @@ class GRPO(kn.Modifier):
         rollouts = Rollouts(
             rewards=own.rewards or (own.reward,), weights=own.weights, group_size=own.group_size,
             new_tokens=own.new_tokens, updates=own.updates, prompt_tokens=own.prompt_tokens,
-            reference=own.kl > 0, advantages=centred if own.dr else group_relative,
+            exact=own.exact, reference=own.kl > 0, advantages=centred if own.dr else group_relative,
         )  # fmt: skip
         # By its name in the catalog: this package never imports the one that brings losses.
         loss = kn.component("modifiers", "policy-loss", asker="kanawa-runtime").Config(kl=own.kl, dr=own.dr)

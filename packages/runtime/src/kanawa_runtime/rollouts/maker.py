@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from kanawa.arrays.prng import step_key
 from kanawa.contracts import Batch, CausalLM, DataSource, Environment, Program, RolloutBatch
 from kanawa.errors import UsageError
 from kanawa.module import EmissionError, functional
 
 from kanawa_runtime.data.permutation import permutation
+from kanawa_runtime.rollouts.exact import RepeatedDraws, exact_rounding
 from kanawa_runtime.rollouts.exchange import Exchange
 from kanawa_runtime.rollouts.groups import Groups, GroupWriter, advantages_of, figures_of, rollout_of
 from kanawa_runtime.rollouts.held_out import HeldOut
@@ -22,8 +24,8 @@ from kanawa_runtime.rollouts.judge import Judge
 from kanawa_runtime.rollouts.prompts import Asked, Grouped
 from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler, RolloutError, seed_of
 from kanawa_runtime.rollouts.written import Written, laid_out, restored_rows
-from kanawa_runtime.train.batches import global_batch, local_rows
-from kanawa_runtime.train.rollout_slot import Made, RolloutWriter
+from kanawa_runtime.train.batches import global_batch, local_rows, own_rows
+from kanawa_runtime.train.rollout_slot import Made, RolloutWriter, TrainedPart
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class RolloutMaker(RolloutWriter):
 
     def __init__(
         self, cfg: Any, model: CausalLM, source: DataSource, environment: Environment, *,
-        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any = None,
+        abstract: RolloutBatch, seed: int, params: Any, state: Any, trained_part: TrainedPart, reference: Any = None,
     ) -> None:  # fmt: skip
         self.config, self._source, self._seed, self._reference = cfg, source, seed, reference
         self._tokenizer, self._abstract, self._rows = source.tokenizer, abstract, local_rows(abstract)
@@ -64,7 +66,14 @@ class RolloutMaker(RolloutWriter):
         )  # fmt: skip
         self._saving = Exchange("saved")
         self._held_out = HeldOut(cfg, source.held_out(), judge, self._groups.weights, self._tokenizer)
+        if cfg.exact:
+            engine.set(noisy_draws=True)
+            environment = exact_rounding(environment)
         self.sampler = EngineSampler(model, params, state, environment, engine)
+        #: What repeats the draws by the trainer's forward pass, where they have to be exact.
+        self._repeated: RepeatedDraws | None = None
+        if cfg.exact:
+            self._repeated = RepeatedDraws(self.sampler, trained_part, environment, params, state, abstract)
         #: What is trained on now, with all it needs, and what is being drawn for later.
         self._made: Written | None = None
         self._ahead: Future[Written] | None = None
@@ -84,6 +93,8 @@ class RolloutMaker(RolloutWriter):
             return self._made.batch, {**self._made.figures, "completions": []}
         if not self.config.off_policy:
             self.sampler.load(params, state)
+            if self._repeated is not None:
+                self._repeated.load(params, state, step_key(self._seed, step))
             self._made = self._with_logprobs(self._draw(first_row(step), step), params, state)
             return self._made.batch, self._made.figures
         drawn, began = self._drawn_before(params, state, step, first_row), time.perf_counter()
@@ -126,7 +137,8 @@ class RolloutMaker(RolloutWriter):
             prompts = [one.prompt for one in questions]
             self._check_lengths(prompts)
             seeds = [seed_of(self._seed, step, place, attempt=attempt) for place in places]
-            return self.sampler.draw(prompts, cfg.new_tokens, self._stops, seeds)
+            drawer = self.sampler if self._repeated is None else self._repeated
+            return drawer.draw(prompts, [cfg.new_tokens] * len(prompts), self._stops, seeds)
 
         groups = self._groups.write(asked, draw)
         totals = self._groups.totals(groups.rewards)
@@ -143,6 +155,9 @@ class RolloutMaker(RolloutWriter):
             "rollout_seconds": time.perf_counter() - began,
             "engine_compilations": self.sampler.stats["compilations"],
         }
+        if self._repeated is not None:
+            batch = batch._replace(draw_keys=self._repeated.keys)
+            figures |= {"forward_passes": self._repeated.passes, "redrawn_tokens": self._repeated.redrawn}
         if cfg.logged_completions:
             figures["completions"] = self._logged(groups, totals.reshape(-1), advantages, step)
         return Written(batch, figures, first_row)
@@ -174,19 +189,15 @@ class RolloutMaker(RolloutWriter):
             return written
         specs = Batch(*self._abstract[:5])
         plain = global_batch(Batch(*written.batch[:5]), specs, self._rows)
-        old: Any = self._own(self._compiled(params, state, plain)) if self._recomputes else written.batch.old_logprobs
-        near: Any = None if self._reference is None else self._own(self._compiled(self._reference, state, plain))
+        old: Any = (
+            own_rows(self._compiled(params, state, plain), self._rows)
+            if self._recomputes
+            else written.batch.old_logprobs
+        )
+        near: Any = (
+            None if self._reference is None else own_rows(self._compiled(self._reference, state, plain), self._rows)
+        )
         return written._replace(batch=written.batch._replace(old_logprobs=old, reference_logprobs=near))
-
-    def _own(self, logprobs: Any) -> np.ndarray:
-        """Returns this process's rows of an array that is sharded as a batch is."""
-        if logprobs.is_fully_addressable:
-            return np.asarray(logprobs)[self._rows.start : self._rows.stop]
-        own = np.zeros((len(self._rows), self._length), np.float32)
-        for shard in logprobs.addressable_shards:
-            begin, end, _ = shard.index[0].indices(self._groups.size)
-            own[begin - self._rows.start : end - self._rows.start, *shard.index[1:]] = shard.data
-        return own
 
     # --- held-out rows -----------------------------------------------------------------------------------------
 

@@ -8,9 +8,10 @@ from kanawa.config import REQUIRED, Config, Count, Named, Positive, Size
 from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch, RolloutShape
 
 from kanawa_runtime.rollouts.advantages import group_relative
+from kanawa_runtime.rollouts.exact import exact_rounding
 from kanawa_runtime.rollouts.prompts import Grouped
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.train.rollout_slot import RolloutConfig, RolloutWriter
+from kanawa_runtime.train.rollout_slot import RolloutConfig, RolloutWriter, TrainedPart
 
 
 class Rollouts(RolloutConfig):
@@ -40,6 +41,8 @@ class Rollouts(RolloutConfig):
     updates: Size = 1
     off_policy: bool = False
     reference: bool = False
+    #: Every token is one that the trainer's program draws, its log-probability the training step's bit for bit.
+    exact: bool = False
     advantages: Callable[..., Any] = group_relative
     stop_ids: tuple[Count, ...] | None = None
     engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
@@ -63,6 +66,15 @@ class Rollouts(RolloutConfig):
         """Whether batches hold the log-probabilities they were drawn with: the policy that trains is another one."""
         return self.updates > 1 or self.off_policy
 
+    @property
+    def has_draw_keys(self) -> bool:
+        """Whether a step repeats the draws."""
+        return self.exact
+
+    def environment(self, environment: Environment) -> Environment:
+        """Returns the environment; where draws are exact, with every rounding that a program writes down."""
+        return exact_rounding(environment) if self.exact else environment
+
     def shape(self, batch_size: int, length: int) -> RolloutShape:
         """Returns what it draws for batches of so many rows of so many tokens; prompts of unknown length fill a row."""
         prompt = length - self.new_tokens if self.prompt_tokens is None else self.prompt_tokens
@@ -71,7 +83,8 @@ class Rollouts(RolloutConfig):
             prompt_tokens=prompt,
             new_tokens=self.new_tokens,
             updates=self.updates,
-            scorings=int(self.reference) + int(self.updates > 1 and not self.off_policy),
+            # Rollouts that are exact are repeated by a forward pass once at least.
+            scorings=int(self.reference) + int(self.updates > 1 and not self.off_policy) + int(self.exact),
             concurrent=self.engine.max_sequences,
             overlaps=self.off_policy,
         )
@@ -85,19 +98,25 @@ class Rollouts(RolloutConfig):
 
     def writer(
         self, model: CausalLM, source: DataSource, environment: Environment, *,
-        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any,
+        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any, trained_part: TrainedPart,
     ) -> RolloutWriter:  # fmt: skip
         """Returns what writes the batches; see `RolloutMaker`."""
         from kanawa_runtime.rollouts.maker import RolloutMaker
 
         return RolloutMaker(
             self, model, source, environment, abstract=abstract, seed=seed, params=params, state=state,
-            reference=reference,
+            reference=reference, trained_part=trained_part,
         )  # fmt: skip
 
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
         problems = self._problems_of_model(model) + self._problems_of_rewards()
+        for field, usual in (("off_policy", False), ("attempts", 1)):
+            if self.exact and getattr(self, field) != usual:
+                problems.append(
+                    f"rollouts.exact and rollouts.{field} are set: a batch is then not drawn as a whole by the parameters "
+                    "that it trains; unset one of them"
+                )
         if self.group_size < 2:
             problems.append(
                 "rollouts.group_size is 1, expected at least 2: a reward is compared with the rest of its group"

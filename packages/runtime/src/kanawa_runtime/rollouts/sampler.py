@@ -56,14 +56,16 @@ class EngineSampler:
         self.engine.load(self._handover.params(params), self._handover.state(state))
 
     def draw(
-        self, prompts: Sequence[tuple[int, ...]], new_tokens: int, stops: tuple[int, ...], seeds: Sequence[int]
-    ) -> list[Drawn]:
+        self, prompts: Sequence[tuple[int, ...]], new_tokens: Sequence[int], stops: tuple[int, ...],
+        seeds: Sequence[int],
+    ) -> list[Drawn]:  # fmt: skip
         """Returns a completion of each prompt by its seed, once all have ended; safe on any one thread.
 
         Raises RolloutError for one that the engine couldn't finish.
         """
         samplings = [
-            SamplingParams(max_tokens=new_tokens, seed=seed, stop_token_ids=stops, logprobs=0) for seed in seeds
+            SamplingParams(max_tokens=limit, seed=seed, stop_token_ids=stops, logprobs=0)
+            for limit, seed in zip(new_tokens, seeds, strict=True)
         ]
         outputs = self.engine.generate(prompts, samplings)
         return [_drawn(output, row, prompts[row]) for row, output in enumerate(outputs)]

@@ -21,7 +21,7 @@ from kanawa.local_path import local_path
 
 from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.serve.engine.sequence import BLOCK, random_block
-from kanawa_runtime.serve.engine.token_sampler import cut_tail, draw
+from kanawa_runtime.serve.engine.token_sampler import cut_tail, draw_by_sums
 from kanawa_runtime.storage.place import address_of
 
 #: Prompts are padded to a multiple of this, so that prompts of similar length share a compiled prefill.
@@ -263,7 +263,7 @@ def sample(
         if sampling.top_k is not None or sampling.top_p is not None:
             top_k, top_p = jnp.full(rows, sampling.top_k or 0, jnp.int32), jnp.full(rows, sampling.top_p or 1.0)
             scaled = cut_tail(scaled, top_k, top_p, jnp.zeros(rows), jnp.ones(rows, bool))
-        ids = draw(scaled, uniform)
+        ids = draw_by_sums(scaled, uniform)
     chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
     return ids, chosen - jax.nn.logsumexp(logits, axis=-1)
 

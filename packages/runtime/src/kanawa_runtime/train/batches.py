@@ -170,6 +170,17 @@ def global_batch(local: B, abstract: B, rows: range) -> B:
     return whole
 
 
+def own_rows(array: Any, rows: range) -> np.ndarray:
+    """Returns the rows `rows` of a global array [batch, …] that is sharded as a batch is."""
+    if array.is_fully_addressable:
+        return np.asarray(array)[rows.start : rows.stop]
+    own = np.zeros((len(rows), *array.shape[1:]), array.dtype)
+    for shard in array.addressable_shards:
+        begin, end, _ = shard.index[0].indices(array.shape[0])
+        own[begin - rows.start : end - rows.start, *shard.index[1:]] = shard.data
+    return own
+
+
 def weight_of(batch: Any) -> float:
     """Returns what a host's part of a batch weighs: its targets, or where a record has no weights its rows."""
     weights = getattr(batch, "loss_weights", None)

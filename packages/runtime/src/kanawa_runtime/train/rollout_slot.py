@@ -6,9 +6,12 @@ from typing import Any
 
 from kanawa.config import Config
 from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch, RolloutShape
+from kanawa.contracts.strategy import ModelLoss
 
 #: A batch and its figures, which go into the events of its steps.
 Made = tuple[RolloutBatch, dict[str, Any]]
+#: From parameters to those that are trained, and the loss as a function of them.
+TrainedPart = Callable[[Any], tuple[Any, ModelLoss]]
 
 
 class RolloutWriter(abc.ABC):
@@ -52,6 +55,15 @@ class RolloutConfig(Config):
     def has_old_logprobs(self) -> bool:
         """Whether a batch holds the log-probabilities it was written with: another policy than the one it trains."""
 
+    @property
+    def has_draw_keys(self) -> bool:
+        """Whether batches hold the keys of their draws, so that a step computes the sampled log-probabilities."""
+        return False
+
+    def environment(self, environment: Environment) -> Environment:
+        """Returns what the programs of a run with these rollouts are compiled for."""
+        return environment
+
     @abc.abstractmethod
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
@@ -67,6 +79,9 @@ class RolloutConfig(Config):
     @abc.abstractmethod
     def writer(
         self, model: CausalLM, source: DataSource, environment: Environment, *,
-        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any,
+        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any, trained_part: TrainedPart,
     ) -> RolloutWriter:  # fmt: skip
-        """Returns what writes batches like `abstract`, its programs compiled; `reference` are the first parameters."""
+        """Returns what writes batches like `abstract`, its programs compiled; `reference` are the first parameters.
+
+        `trained_part` splits parameters as the training step does, so that its forward pass can be repeated.
+        """

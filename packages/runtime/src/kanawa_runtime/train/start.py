@@ -202,7 +202,7 @@ def _rollouts(
     with attempt.screen.phase("compiling the engine that writes rollouts"), attempt.sections.within("compile"):
         writer: RolloutWriter = cfg.rollouts.writer(
             trainer.model, trainer.source, where, abstract=abstract, seed=cfg.seed, params=state.params,
-            state=state.state, reference=reference,
+            state=state.state, reference=reference, trained_part=trainer.trained_part,
         )  # fmt: skip
     if restored is not None:
         writer.resume(restored.data.get("rollouts", {}))

@@ -112,7 +112,13 @@ class Trainer(Workload):
             """Returns what of the rollouts doesn't fit a batch."""
             if self.rollouts is None:
                 return []
-            return self.rollouts.problems_of(self.batch_size, self.data.sequence_length, self.model)
+            problems = self.rollouts.problems_of(self.batch_size, self.data.sequence_length, self.model)
+            if self.rollouts.has_draw_keys and not issubclass(self.gradients._target, WholeBatch):
+                problems.append(
+                    f"rollouts.exact is set, and gradients is {self.gradients._target.__qualname__}: a forward pass over "
+                    "a part of the batch rounds differently; leave gradients as it is, or unset rollouts.exact"
+                )
+            return problems
 
     def __init__(self, cfg: Config, *, model: Model | None = None) -> None:
         super().__init__(cfg, model=model)
@@ -140,6 +146,8 @@ class Trainer(Workload):
 
     def programs(self, environment: Environment) -> Mapping[str, Program]:
         """Returns `init`, `train_step` and `eval_step`."""
+        if self.config.rollouts is not None:
+            environment = self.config.rollouts.environment(environment)
         state = self.abstract_state(environment)
         batch = self.abstract_batch(environment)
         trained_on = batch if self.config.rollouts is None else self.abstract_rollouts(batch)
@@ -240,7 +248,7 @@ class Trainer(Workload):
         """Returns what a step takes where rows of such batches are prompts."""
         ids, numbers, rollouts = batch.input_ids, batch.loss_weights, self.config.rollouts
         old, near = (numbers if held else None for held in (rollouts.has_old_logprobs, rollouts.has_reference))
-        return RolloutBatch(*(ids,) * 4, *(numbers,) * 3, old, near)
+        return RolloutBatch(*(ids,) * 4, *(numbers,) * 3, old, near, ids if rollouts.has_draw_keys else None)
 
 
 def _has_tokens(data: DataSource.Config) -> bool:

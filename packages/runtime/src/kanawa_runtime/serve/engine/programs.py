@@ -66,6 +66,7 @@ class Programs:
             num_logprobs=self.num_logprobs,
             fused_steps=config.fused_steps,
             has_adapters=config.adapter_slots > 0,
+            noisy_draws=config.noisy_draws,
         )
         self._trained = trained
         self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}

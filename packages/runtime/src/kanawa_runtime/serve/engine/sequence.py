@@ -43,6 +43,12 @@ def random_block(seed: int, index: int) -> np.ndarray:
     return (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
+def random_numbers(seed: int, count: int) -> np.ndarray:
+    """Returns the random numbers that draw a request's first `count` tokens, fp32."""
+    blocks = [random_block(seed, index) for index in range(-(-count // BLOCK))]
+    return np.concatenate([np.zeros(0, np.float32), *blocks])[:count]
+
+
 @dataclasses.dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """A request's tokens, and how far host and device are with them.

@@ -10,7 +10,14 @@ from jaxtyping import Array, Bool, Float, Int
 from kanawa.contracts import CausalLM, Sequences
 
 from kanawa_runtime.serve.engine.rows import Rows, unpacked
-from kanawa_runtime.serve.engine.token_sampler import SamplingTables, logprob_details, sample_tokens, with_faults
+from kanawa_runtime.serve.engine.token_sampler import (
+    SamplingTables,
+    draw_by_noise,
+    draw_by_sums,
+    logprob_details,
+    sample_tokens,
+    with_faults,
+)
 
 
 class KVState(NamedTuple):
@@ -25,12 +32,13 @@ class Steps:
 
     def __init__(
         self, model: CausalLM, *, has_slots: bool, known: Any, num_logprobs: int, fused_steps: int,
-        has_adapters: bool = False,
+        has_adapters: bool = False, noisy_draws: bool = False,
     ) -> None:  # fmt: skip
         self._decode: Callable[..., Any] = kn.functional(model, "decode")
         self._has_slots, self.known, self._vocab = has_slots, known, model.config.vocab_size
         self._has_adapters = has_adapters
         self.num_logprobs, self._fused_steps = num_logprobs, fused_steps
+        self._draw = draw_by_noise if noisy_draws else draw_by_sums
 
     def decode(
         self, params: Any, model_state: Any, kv: KVState, packed: Array, steps: Array
@@ -99,7 +107,7 @@ class Steps:
     ) -> tuple[Int[Array, " S"], SamplingTables, Int[Array, "1 B"], Int[Array, "B details"]]:
         """Draws each row's token by its request's sampling, in place of the likeliest one."""
         rows = unpacked(packed)
-        chosen = sample_tokens(logits, rows, tables, flags, mask, num_logprobs=self.num_logprobs)
+        chosen = sample_tokens(logits, rows, tables, flags, mask, num_logprobs=self.num_logprobs, draw=self._draw)
         counted = tables.counts.at[rows.slot, chosen.ids].add((rows.num_tokens > 0).astype(jnp.int32))
         return last.at[rows.slot].set(chosen.ids), tables._replace(counts=counted), chosen.valid[None], chosen.details
 

@@ -10,13 +10,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
+from kanawa.arrays.draws import noisy_argmax
 
 from kanawa_runtime.serve.engine.rows import CUT, LOGPROBS, MASK, RANDOM, TABLES, Rows
 
-#: Tokens in a block of `draw`.
+#: Tokens in a block of `draw_by_sums`.
 _BLOCK = 128
 #: In place of a token: a row's logits aren't finite, or no token may follow it.
 NOT_FINITE, NOTHING = -2, -3
+
+
+#: From logits [B, V] and each row's random number to its token.
+Draw = Callable[[Array, Array], Array]
 
 
 class SamplingTables(NamedTuple):
@@ -44,6 +49,7 @@ def sample_tokens(
     mask: Int[Array, "B words"],
     *,
     num_logprobs: int,
+    draw: Draw | None = None,
 ) -> Sampled:
     """Returns each row's token, drawn by the row's own random number alone; `tables` are read at the rows' slots."""
 
@@ -58,7 +64,7 @@ def sample_tokens(
         scaled = x / jnp.maximum(rows.temperature, 1e-6)[:, None]
         cuts = (rows.top_k, rows.top_p, rows.min_p, rows.temperature > 0)
         scaled = jax.lax.cond(asked(CUT), cut_tail, lambda y, *_: y, scaled, *cuts)
-        return jnp.where(rows.temperature > 0, draw(scaled, rows.uniform), likeliest)
+        return jnp.where(rows.temperature > 0, (draw or draw_by_sums)(scaled, rows.uniform), likeliest)
 
     ids = jax.lax.cond(asked(RANDOM), drawn, lambda _: likeliest, adjusted)
     details = jax.lax.cond(asked(LOGPROBS), _details, _no_details, logits, ids, jnp.zeros(num_logprobs))
@@ -157,7 +163,7 @@ def _largest_threshold(keys: UInt[Array, "B V"], holds: Callable[[Array], Array]
     return largest
 
 
-def draw(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+def draw_by_sums(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
     """Returns one draw a row by inverting the distribution: one random number a row, where Gumbel takes one a token.
 
     Sums of blocks say in which block the draw falls, and sums within it where: a running sum over a whole vocabulary
@@ -172,6 +178,11 @@ def draw(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array,
     before = jnp.where(block > 0, jnp.take_along_axis(blocks, jnp.maximum(block - 1, 0)[:, None], axis=1)[:, 0], 0.0)
     within = jnp.take_along_axis(weights, block[:, None, None], axis=1)[:, 0]
     return (block * _BLOCK + _first_above(jnp.cumsum(within, axis=1), at - before)).astype(jnp.int32)
+
+
+def draw_by_noise(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+    """Returns one draw a row by noise that follows from the random number's bits; another program can repeat it."""
+    return noisy_argmax(logits, jax.lax.bitcast_convert_type(uniform, jnp.int32))
 
 
 def _first_above(sums: Float[Array, "B N"], at: Float[Array, " B"]) -> Int[Array, " B"]:

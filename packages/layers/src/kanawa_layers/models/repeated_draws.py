@@ -1,0 +1,81 @@
+"""Log-probabilities of drawn tokens, and the draws again, by arithmetic that is the same in every program."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+from kanawa.arrays.draws import noisy_argmax
+from kanawa.kernels.matmul import matmul
+from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
+
+#: Logits that exist at once, in numbers: a row of them for each token of the chunk.
+_MAX_LOGITS = 1 << 24
+
+
+# jax's own, not kn.custom_vjp: it takes all it needs as arguments, and the choice of its kernel is still recorded.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def repeated_draws(
+    hidden: Float[Array, "B T E"],
+    weight: Float[Array, "..."],
+    targets: Int[Array, "B T"],
+    keys: Int[Array, "B T"],
+    tied: bool,
+    logit_cap: float | None,
+) -> tuple[Float[Array, "B T"], Int[Array, "B T"]]:
+    """Returns log p of each target, fp32, and the token that the key's noise draws at each place.
+
+    Chunks of the length are computed one after another, behind barriers: the compiler joins no part of them with what
+    surrounds them, so that a program with gradients and one without compute the same bits from the same states.
+    """
+    hidden, weight = jax.lax.optimization_barrier((hidden, weight))
+    rows, length = targets.shape
+    vocab = weight.shape[0] if tied else weight.shape[1]
+    chunk = _largest_divisor(length, max(1, _MAX_LOGITS // (rows * vocab)))
+
+    def chunked(x: Array) -> Array:
+        return jnp.moveaxis(x.reshape(rows, length // chunk, chunk, *x.shape[2:]), 1, 0)
+
+    def one(_: None, part: tuple[Array, Array, Array]) -> tuple[None, tuple[Array, Array]]:
+        states, wanted, key = part
+        logits = matmul(states, weight, outputs_first=tied, dtype=jnp.float32, logits=True)
+        logits = logits if logit_cap is None else logit_cap * jnp.tanh(logits / logit_cap)
+        logits = jax.lax.optimization_barrier(logits)
+        top = jnp.max(logits, axis=-1)
+        # Sums of exponentials behind a barrier of their own: a draw that nobody reads must not change them.
+        sums = jax.lax.optimization_barrier(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+        own = jnp.take_along_axis(logits, wanted[..., None], axis=-1)[..., 0]
+        logprobs, choices = own - top - jnp.log(sums), noisy_argmax(logits, key)
+        return None, jax.lax.optimization_barrier((logprobs, choices))
+
+    _, parts = jax.lax.scan(one, None, (chunked(hidden), chunked(targets), chunked(keys)))
+    logprobs, choices = (jnp.moveaxis(part, 0, 1).reshape(rows, length) for part in parts)
+    return logprobs, choices
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    """Returns the largest divisor of a number that is at most `limit`."""
+    return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
+
+
+def _forward(
+    hidden: Array, weight: Array, targets: Array, keys: Array, tied: bool, logit_cap: float | None
+) -> tuple[tuple[Array, Array], Any]:
+    return repeated_draws(hidden, weight, targets, keys, tied, logit_cap), (hidden, weight, targets)
+
+
+def _weighted(
+    hidden: Array, weight: Array, targets: Array, weights: Array, tied: bool, logit_cap: float | None
+) -> Array:
+    total: Array = softmax_cross_entropy(hidden, weight, targets, weights, tied=tied, logit_cap=logit_cap)[0]
+    return total
+
+
+def _backward(tied: bool, logit_cap: float | None, saved: Any, cotangents: tuple[Array, Any]) -> tuple[Any, ...]:
+    hidden, weight, targets = saved
+    by = jax.grad(_weighted, argnums=(0, 1))
+    return (*by(hidden, weight, targets, -cotangents[0], tied, logit_cap), None, None)
+
+
+repeated_draws.defvjp(_forward, _backward)

@@ -1,0 +1,163 @@
+"""Completions that the trainer's own forward program draws, and their log-probabilities, bit for bit.
+
+An engine decodes by other programs than a step trains by, so its log-probabilities differ in their last bits, in
+bfloat16 by percents, and where experts are chosen by much more. Here the engine proposes: tokens are argmax(logits +
+noise), and the noise follows from a key. One forward pass by the trainer's arithmetic repeats all draws with the same
+noise. Where one differs, the trainer's token takes its place and the engine continues after it, until a whole pass
+repeats every token. Each token is then a draw from the trainer's distribution given the tokens before it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from kanawa.arrays.prng import step_key
+from kanawa.contracts import Environment, Program, RolloutBatch
+
+from kanawa_runtime.data.permutation import stream_key
+from kanawa_runtime.rollouts.exchange import Exchange
+from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler
+from kanawa_runtime.serve.engine.sequence import random_numbers
+from kanawa_runtime.train.batches import global_batch, local_rows, own_rows
+from kanawa_runtime.train.rollout_slot import TrainedPart
+
+#: XLA may leave out a rounding between two operations that it joins, and joins others in a program with gradients.
+_ROUNDED = {"xla_allow_excess_precision": False}
+
+
+def exact_rounding(environment: Environment) -> Environment:
+    """Returns the environment with compiler options by which no rounding that a program writes down is left out."""
+    return dataclasses.replace(environment, compiler_options={**_ROUNDED, **environment.compiler_options})
+
+
+class RepeatedDraws:
+    """Draws as an `EngineSampler` does, by the distribution of the trainer's program for batches like `abstract`.
+
+    After a draw, `keys` are those of its tokens, int32 [rows, length] where a batch has its targets; `passes` is the
+    number of forward passes and `redrawn` that of the tokens which the engine had to draw again, both of all processes.
+    """
+
+    def __init__(
+        self, sampler: EngineSampler, trained_part: TrainedPart, environment: Environment, params: Any, state: Any,
+        abstract: RolloutBatch,
+    ) -> None:  # fmt: skip
+        self._sampler, self._rows = sampler, local_rows(abstract)
+        self._shape = len(self._rows), abstract.input_ids.shape[1]
+        self._abstract = abstract._replace(old_logprobs=None, reference_logprobs=None)
+        self._forward = _forward_program(trained_part, environment, params, state, self._abstract).lower().compile()
+        self._exchange = Exchange("exact")
+        self._weights: tuple[Any, ...] = ()
+        self.keys: Any = np.zeros(self._shape, np.int32)
+        self.passes = self.redrawn = 0
+
+    def load(self, params: Any, state: Any, key: jax.Array) -> None:
+        """Takes the parameters that the sampler has loaded, and the key of the step that will train on the draws."""
+        self._weights = params, state, key
+
+    def draw(
+        self, prompts: Sequence[tuple[int, ...]], new_tokens: Sequence[int], stops: tuple[int, ...],
+        seeds: Sequence[int],
+    ) -> list[Drawn]:  # fmt: skip
+        """Returns a completion of each of this process's prompts, of the trainer's distribution.
+
+        In a gang all processes call at the same point of their programs.
+        """
+        rows = [_Row(*row) for row in zip(prompts, seeds, new_tokens, strict=True)]
+        self.passes = self.redrawn = 0
+        wrong, anywhere = list(rows), True
+        while anywhere:
+            self._complete([row for row in wrong if not row.is_complete(stops)], stops)
+            logprobs, choices = self._repeat(rows)
+            self.passes += 1
+            wrong = [row for index, row in enumerate(rows) if row.correct(choices[index])]
+            anywhere = any(self._exchange.all(bool(wrong)))
+        self.redrawn = sum(self._exchange.all(self.redrawn))
+        return [row.drawn(logprobs[index], stops) for index, row in enumerate(rows)]
+
+    def _complete(self, rows: Sequence["_Row"], stops: tuple[int, ...]) -> None:
+        """Has the engine continue rows to their ends, each with a seed of its own for each time it is continued."""
+        if not rows:
+            return
+        seeds = [stream_key(row.seed, row.times) if row.times else row.seed for row in rows]
+        limits = [row.limit - len(row.ids) for row in rows]
+        drawn = self._sampler.draw([(*row.prompt, *row.ids) for row in rows], limits, stops, seeds)
+        for row, seed, more in zip(rows, seeds, drawn, strict=True):
+            self.redrawn += len(more.ids) if row.times else 0
+            row.times += 1
+            row.ids += more.ids
+            row.keys = np.concatenate([row.keys, random_numbers(seed, len(more.ids)).view(np.int32)])
+
+    def _repeat(self, rows: Sequence["_Row"]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the trainer's log-probabilities of all tokens and what it draws in their places, [rows, length]."""
+        ids, targets, segments, keys = (np.zeros(self._shape, np.int32) for _ in range(4))
+        weights, zeros = np.zeros(self._shape, np.float32), np.zeros(self._shape, np.float32)
+        positions = np.broadcast_to(np.arange(self._shape[1], dtype=np.int32), self._shape)
+        for index, row in enumerate(rows):
+            tokens = [*row.prompt, *row.ids]
+            count = len(tokens) - 1
+            written = slice(len(row.prompt) - 1, count)
+            ids[index, :count], targets[index, :count], segments[index, :count] = tokens[:-1], tokens[1:], 1
+            keys[index, written], weights[index, written] = row.keys, 1.0
+        self.keys = keys
+        arrays: list[Any] = [ids, targets, positions, segments, weights, zeros, zeros, None, None, keys]
+        params, state, key = self._weights
+        batch = global_batch(RolloutBatch(*arrays), self._abstract, self._rows)
+        logprobs, choices = self._forward(params, state, batch, key)[:2]
+        return own_rows(logprobs, self._rows), own_rows(choices, self._rows)
+
+
+@dataclasses.dataclass
+class _Row:
+    """A completion in the making: its tokens, the keys of their noise, and how often the engine continued it."""
+
+    prompt: tuple[int, ...]
+    seed: int
+    limit: int
+    ids: list[int] = dataclasses.field(default_factory=list)
+    keys: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    times: int = 0
+
+    def is_complete(self, stops: tuple[int, ...]) -> bool:
+        return len(self.ids) == self.limit or (bool(self.ids) and self.ids[-1] in stops)
+
+    def correct(self, choices: np.ndarray) -> bool:
+        """Cuts the row after its first token that the trainer draws otherwise, which becomes that one."""
+        begin = len(self.prompt) - 1
+        mine = choices[begin : begin + len(self.ids)]
+        differs = np.flatnonzero(mine != np.asarray(self.ids))
+        if not len(differs):
+            return False
+        at = int(differs[0])
+        self.ids, self.keys = [*self.ids[:at], int(mine[at])], self.keys[: at + 1]
+        return True
+
+    def drawn(self, logprobs: np.ndarray, stops: tuple[int, ...]) -> Drawn:
+        begin = len(self.prompt) - 1
+        mine = tuple(float(x) for x in logprobs[begin : begin + len(self.ids)])
+        return Drawn(tuple(self.ids), mine, "stop" if self.ids[-1] in stops else "length")
+
+
+def _forward_program(
+    trained_part: TrainedPart, environment: Environment, params: Any, state: Any, batch: RolloutBatch
+) -> Program:
+    """Returns the program of the targets' log-probabilities and of the tokens drawn in their places.
+
+    It is the forward half of the training step, residuals and all: without them the compiler would join other
+    operations, and round elsewhere.
+    """
+
+    def forward(params: Any, state: Any, batch: RolloutBatch, key: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
+        trained, loss = trained_part(params)
+        loss = dataclasses.replace(loss, emit=("**.logprobs", "**.choices"))
+
+        def total(trained: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+            outputs = loss(trained, state, batch, key)
+            return outputs.total_loss(), {path.rpartition(".")[2]: x for path, x in outputs.emitted.items()}
+
+        value, backward, emitted = jax.vjp(total, trained, has_aux=True)
+        return emitted["logprobs"], emitted["choices"], (value, jax.tree.leaves(backward))
+
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (params, state))
+    return Program("repeated draws", forward, (*abstract, batch, step_key(0, 0)), (), None, environment)
