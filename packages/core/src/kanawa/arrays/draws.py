@@ -18,7 +18,7 @@ def noisy_argmax(logits: Float[Array, "*rows V"], keys: Int[Array, "*rows"]) -> 
 def gumbel(keys: Int[Array, "*rows"], count: int) -> Float[Array, "*rows N"]:
     """Returns `count` numbers of the standard Gumbel distribution a key, fp32, hashed from (key, index)."""
     key = jax.lax.bitcast_convert_type(keys, jnp.uint32)[..., None]
-    index = jnp.arange(count, dtype=jnp.uint32)
+    index = jnp.arange(count, dtype=jnp.uint32).reshape(*(1,) * keys.ndim, count)
     bits = _mixed(_mixed(key * jnp.uint32(0x9E3779B1) + jnp.uint32(1)) ^ (index * jnp.uint32(0x85EBCA77)))
     bits = _mixed(bits + key)
     # -log(1 - x) is exponential, and exact where x is small: there lie the winners of a large vocabulary.

@@ -44,7 +44,9 @@ class HeldOut:
             questions = [asked(self._source, row, cfg.prompt_tokens) for row in rows]
             prompts = [one.prompt for one in questions]
             check(prompts)
-            drawn = sampler.draw(prompts, cfg.new_tokens, stops, [seed_of(seed, _STREAM, row) for row in rows])
+            drawn = sampler.draw(
+                prompts, [cfg.new_tokens] * len(prompts), stops, [seed_of(seed, _STREAM, row) for row in rows]
+            )
             rollouts = [rollout_of(*pair, self._tokenizer) for pair in zip(questions, drawn, strict=True)]
             for value in self._judge.rate(rollouts).values:
                 values.append([None if np.isnan(x) else float(x) for x in value])

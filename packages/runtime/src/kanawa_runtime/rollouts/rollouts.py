@@ -114,8 +114,8 @@ class Rollouts(RolloutConfig):
         for field, usual in (("off_policy", False), ("attempts", 1)):
             if self.exact and getattr(self, field) != usual:
                 problems.append(
-                    f"rollouts.exact and rollouts.{field} are set: a batch is then not drawn as a whole by the parameters "
-                    "that it trains; unset one of them"
+                    f"rollouts.exact and rollouts.{field} are set: then no batch is drawn as a whole by the "
+                    "parameters that it trains; unset one of them"
                 )
         if self.group_size < 2:
             problems.append(

@@ -113,9 +113,9 @@ class Trainer(Workload):
             if self.rollouts is None:
                 return []
             problems = self.rollouts.problems_of(self.batch_size, self.data.sequence_length, self.model)
-            if self.rollouts.has_draw_keys and not issubclass(self.gradients._target, WholeBatch):
+            if self.rollouts.has_draw_keys and not isinstance(self.gradients, WholeBatch.Config):
                 problems.append(
-                    f"rollouts.exact is set, and gradients is {self.gradients._target.__qualname__}: a forward pass over "
+                    f"rollouts.exact is set, and gradients is {type(self.gradients).__qualname__}: a forward pass over "
                     "a part of the batch rounds differently; leave gradients as it is, or unset rollouts.exact"
                 )
             return problems

@@ -1,0 +1,107 @@
+"""Rollouts whose log-probabilities are the training step's, bit for bit: attention, experts, recurrences and LoRA."""
+
+import pytest
+from kanawa.composition.experiment import compose
+from kanawa.errors import KanawaError
+from kanawa_layers.recipes.llama import llama
+from kanawa_layers.recipes.mamba2 import mamba2
+from kanawa_layers.recipes.mixtral import mixtral
+from kanawa_runtime.data.copying import Copying
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.rollouts.grpo import GRPO
+from kanawa_runtime.rollouts.rewards import matching_tokens
+from kanawa_runtime.runs.events import read_events
+from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.trainer import Trainer
+
+WIDE = {"num_layers": 2, "input_dim": 32, "num_heads": 4, "vocab_size": 120}
+FAMILIES = {
+    "attention": lambda: llama(**WIDE, num_kv_heads=2, hidden_dim=64),
+    "mixture": lambda: mixtral(**WIDE, num_kv_heads=2, hidden_dim=32, num_experts=4, top_k=2),
+    "recurrent": lambda: mamba2(**WIDE, state_dim=8),
+}
+NEW = 20
+ENGINE = {
+    "max_sequences": 16, "max_batched_tokens": 512, "page_size": 16, "prefill_tokens": 16, "prefill_sizes": (16,),
+    "batch_sizes": (16,),
+}  # fmt: skip
+
+
+def experiment(family, exact=True, **rollouts):
+    data = Copying.Config(sequence_length=32, string_length=6, letters=100)
+    learner = Learner.Config(schedule=Constant.Config(peak=3e-3))
+    cfg = Trainer.Config(model=FAMILIES[family](), data=data, batch_size=16, steps=3, learner=learner)
+    asked = {"reward": matching_tokens, "group_size": 4, "new_tokens": NEW, "exact": exact}
+    cfg = GRPO.Config(**asked).build()(cfg)
+    cfg.rollouts.engine.set(**ENGINE)
+    cfg.rollouts.set(**rollouts)
+    return cfg
+
+
+def trained(cfg, path, modifiers=(), overrides=()):
+    Loop(compose(cfg, None, modifiers, overrides), path).execute()
+    return [event for event in read_events(path / "events.jsonl") if event["event"] == "step"]
+
+
+def differences(events):
+    return [event["metrics"]["loss.sampler_difference_most"] for event in events]
+
+
+BF16 = "compute:dtype=bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("family", "modifiers"),
+    [
+        ("mixture", (BF16,)),
+        pytest.param("attention", (), marks=pytest.mark.nightly),
+        pytest.param("attention", (BF16,), marks=pytest.mark.nightly),
+        pytest.param("mixture", (), marks=pytest.mark.nightly),
+        pytest.param("recurrent", (), marks=pytest.mark.nightly),
+        pytest.param("recurrent", (BF16,), marks=pytest.mark.nightly),
+        pytest.param("attention", ("lora",), marks=pytest.mark.nightly),
+        pytest.param("attention", ("lora", BF16), marks=pytest.mark.nightly),
+    ],
+)
+def test_the_step_computes_the_log_probabilities_of_the_rollouts_bit_for_bit(family, modifiers, tmp_path):
+    events = trained(experiment(family), tmp_path / "exact", modifiers)
+    assert differences(events) == [0.0] * 3
+    assert {event["metrics"]["loss.clipped"] for event in events} == {0.0}
+    assert all(event["tokens"] == 16 * NEW and event["forward_passes"] >= 1 for event in events)
+    # Without the mode they differ: the engine's arithmetic is its own.
+    assert min(differences(trained(experiment(family, exact=False), tmp_path / "usual", modifiers))) > 0.0
+
+
+def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
+    # Cut between two updates on the same rollouts, whose keys have to be in the checkpoint.
+    cfg = experiment("attention", updates=2).set(steps=4)
+    cfg.checkpoints.set(every_steps=3)
+    whole = trained(cfg, tmp_path / "whole", (BF16,))
+    trained(cfg, tmp_path / "cut", (BF16,), ("steps=3",))
+    again = trained(cfg, tmp_path / "cut", (BF16,), ("steps=4",))
+    facts = [
+        [(event["step"], event["loss"], event["reward"], event["redrawn_tokens"]) for event in events]
+        for events in (whole, again)
+    ]
+    assert facts[0] == facts[1]
+    assert len(facts[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda cfg: cfg.rollouts.set(off_policy=True), "rollouts.exact and rollouts.off_policy"),
+        (lambda cfg: cfg.rollouts.set(attempts=3), "rollouts.exact and rollouts.attempts"),
+    ],
+)
+def test_what_does_not_go_together_says_so(change, words):
+    cfg = experiment("attention")
+    change(cfg)
+    with pytest.raises(KanawaError, match=words):
+        compose(cfg, None, (), ())
+
+
+def test_microbatches_are_refused_while_composing():
+    with pytest.raises(KanawaError, match=r"rollouts\.exact is set, and gradients is"):
+        compose(experiment("attention"), None, ("accumulate:microbatches=2",), ())
