@@ -178,10 +178,10 @@ def _example_hashes(source: DataSource) -> Counter[bytes] | None:
     found, count = Counter[bytes](), 0
     for part in packed:
         encoded = part.encoded
-        for begin, end in zip(encoded.offsets[:-1].tolist(), encoded.offsets[1:].tolist(), strict=True):
+        for example in range(len(encoded)):
             if count >= _MOST_EXAMPLES:
                 return found
-            found[_hash(encoded.ids[begin:end])] += 1
+            found[_hash(encoded.example(example).ids)] += 1
             count += 1
     return found
 
