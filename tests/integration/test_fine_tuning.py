@@ -179,3 +179,29 @@ def test_the_command_says_what_is_wrong(work, monkeypatch, capsys, caplog):
     (work / "text.txt").write_text("a text\n" * 40)
     assert main([*asked, "--data", "text.txt"]) == 2
     assert "conversations are read from records, and the data are TextSource" in capsys.readouterr().err
+
+
+def test_questions_in_records_are_prompts_of_rollouts_and_rewards_read_their_columns(work, kanawa, monkeypatch):
+    """The template writes the question up to where the assistant begins; a column that no template knows is kept."""
+    lines = [{"prompt": [{"role": "user", "content": f"say {word}"}], "wanted": word} for word in WORDS * 20]
+    (work / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (work / "rated_here.py").write_text(
+        "def asked_for(rollout):\n"
+        "    wanted = rollout.record['wanted']\n"
+        "    assert rollout.prompt == f'user\\nsay {wanted}\\nassistant\\n', rollout.prompt\n"
+        "    return float(len(set(rollout.completion) & set(rollout.record['wanted'])))\n"
+    )
+    monkeypatch.syspath_prepend(work)
+    sizes = ("data.sequence_length=96", "batch_size=8", "rollouts.engine.max_sequences=8", "data.validation_one_in=4")
+    settings = [word for one in sizes for word in ("--set", one)]
+    grpo = "grpo:reward=rated_here:asked_for,group_size=4,new_tokens=6"
+    kanawa(
+        "train", "model", "--modify", grpo, "--data", "questions.jsonl", "--run", "rewarded", "--steps", "2", *settings
+    )
+    events = [json.loads(line) for line in (work / "rewarded" / "events.jsonl").read_text().splitlines()]
+    steps = [event for event in events if event["event"] == "step"]
+    assert len(steps) == 2
+    assert all(step["tokens"] > 0 for step in steps)
+    table = next(event for event in events if event["event"] == "completions")
+    assert all("say " in row["prompt"] for row in table["rows"])
+    assert next(event for event in events if event["event"] == "eval")["prompts"] > 0

@@ -6,6 +6,10 @@ from typing import Annotated, Any
 import kanawa as kn
 from kanawa.errors import ConfigError
 
+from kanawa_runtime.data.chats.fine_tuning import chat_rows
+from kanawa_runtime.data.chats.source import ChatSource
+from kanawa_runtime.data.mixture import Mixture
+from kanawa_runtime.data.records.of_data import records_of
 from kanawa_runtime.rollouts.advantages import centred, group_relative
 from kanawa_runtime.rollouts.rollouts import Rollouts
 
@@ -15,9 +19,10 @@ class GRPO(kn.Modifier):
 
     Several: `grpo:rewards=[exact-match,my_module:is_polite],weights=[1,0.2]`; `reward` is short for a list of one.
     DeepSeekMath, arXiv:2402.03300, section 4; with `dr` neither lengths nor deviations divide (Dr. GRPO,
-    arXiv:2503.20783). `kl` is the coefficient of the divergence from the first parameters; 0 needs none of them. The
-    data stay: the prompt is what comes before a row's first weighted target, or its first `prompt_tokens` tokens, which
-    text needs. With `exact` the log-probabilities of the
+    arXiv:2503.20783). `kl` is the coefficient of the divergence from the first parameters; 0 needs none of them.
+    Records, `--data questions.jsonl`, are conversations: what comes before the last answer is the prompt, one a row,
+    and rewards read the other columns. Of other data the prompt is what comes before a row's first weighted target, or
+    its first `prompt_tokens` tokens, which text needs. With `exact` the log-probabilities of the
     rollouts are the training step's, bit for bit. All else is under `rollouts` and `model.loss`.
     """
 
@@ -52,7 +57,26 @@ class GRPO(kn.Modifier):
             new_tokens=own.new_tokens, updates=own.updates, prompt_tokens=own.prompt_tokens,
             exact=own.exact, reference=own.kl > 0, advantages=centred if own.dr else group_relative,
         )  # fmt: skip
+        if own.prompt_tokens is None:
+            _ask(cfg)
         # By its name in the catalog: this package never imports the one that brings losses.
         loss = kn.component("modifiers", "policy-loss", asker="kanawa-runtime").Config(kl=own.kl, dr=own.dr)
         changed: kn.Config = loss.build()(cfg.set(rollouts=rollouts))
         return changed
+
+
+def _ask(cfg: Any) -> None:
+    """Turns records into questions, one a row; other data stay."""
+    if isinstance(cfg.data, Mixture.Config):
+        asked = {name: _questions(source) for name, source in cfg.data.sources.items()}
+        cfg.data.set(sources=asked)
+    else:
+        cfg.set(data=_questions(cfg.data))
+
+
+def _questions(data: Any) -> Any:
+    if not isinstance(data, ChatSource.Config) and records_of(data) is None:
+        return data
+    rows = chat_rows(data)
+    rows.set_prompts()
+    return rows
