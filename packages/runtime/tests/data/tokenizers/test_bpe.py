@@ -1,5 +1,6 @@
 """Byte-pair encoding: lossless on anything, deterministic, equal to a plain reference."""
 
+import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kanawa_runtime.data.tokenizers import pretokens
+from kanawa_runtime.data.tokenizers import bpe, pretokens
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bpe_training import learn_merges, merge_pair
 from kanawa_runtime.data.tokenizers.byte_alphabet import FIRST_LEARNED_ID
@@ -54,6 +55,32 @@ def test_training_on_code_equals_plain_training() -> None:
 @given(TEXT)
 def test_pieces_concatenate_to_the_text(data: bytes) -> None:
     assert b"".join(pretokens.split(data)) == data
+
+
+#: Runs longer than any piece, and every kind of neighbour.
+RUNS = st.lists(
+    st.tuples(
+        st.sampled_from([b"a", b" ", b"\n", b"\t", b"7", b".", b"\xc3\xa9", b"def f(x):\n"]), st.integers(1, 400)
+    ),
+    max_size=12,
+).map(lambda runs: b"".join(piece * count for piece, count in runs))
+
+
+@given(RUNS)
+def test_pieces_of_parts_are_those_of_the_whole(data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pretokens, "_PART_BYTES", 600)
+        assert [piece for pieces in pretokens.split_by_parts(data) for piece in pieces] == pretokens.split(data)
+
+
+@given(st.lists(st.binary(max_size=9), max_size=20), st.integers(1, 40))
+def test_the_sample_is_the_documents_of_the_smallest_hashes(documents: list[bytes], limit: int) -> None:
+    wanted, room = [], limit
+    for data in sorted(documents, key=lambda data: hashlib.sha256(data).digest()):
+        if room > 0:
+            wanted.append(data[:room])
+            room -= len(data)
+    assert bpe._sample(iter(documents), limit) == wanted
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import heapq
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -98,8 +99,12 @@ class BytePairTokenizer(Tokenizer):
 
     def encode(self, text: bytes | str) -> np.ndarray:
         """Returns int32 ids; the same pieces get the same ids wherever they stand."""
-        pieces = pretokens.split(as_bytes(text))
-        return np.fromiter(chain.from_iterable(map(self._pieces.__getitem__, pieces)), np.int32)
+        encode = self._pieces.__getitem__
+        parts = [
+            np.fromiter(chain.from_iterable(map(encode, pieces)), np.int32)
+            for pieces in pretokens.split_by_parts(as_bytes(text))
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     def folder_files(self) -> dict[str, bytes]:
         """Returns a `tokenizer.json` that encodes identically, and its settings."""
@@ -138,12 +143,21 @@ class _PieceEncoder(dict[bytes, tuple[int, ...]]):
 
 
 def _sample(documents: Iterable[bytes], limit_bytes: int) -> list[bytes]:
-    chosen: list[bytes] = []
+    """Returns documents by ascending hash up to a limit, whatever their order; holds little more than the limit."""
+    chosen: list[tuple[int, bytes]] = []  # a heap, the largest hash first
+    total = 0
+    for data in documents:
+        order = -int.from_bytes(hashlib.sha256(data).digest(), "big")
+        # A single huge document is cut, or it alone would break the bound on time.
+        heapq.heappush(chosen, (order, data[:limit_bytes]))
+        total += min(len(data), limit_bytes)
+        while total - len(chosen[0][1]) >= limit_bytes:
+            total -= len(heapq.heappop(chosen)[1])
+    sample: list[bytes] = []
     room = limit_bytes
-    for data in sorted(documents, key=lambda data: hashlib.sha256(data).digest()):
+    for _, data in sorted(chosen, key=lambda entry: -entry[0]):
         if room <= 0:
             break
-        # A single huge document is cut, or it alone would break the bound on time.
-        chosen.append(data[:room])
+        sample.append(data[:room])
         room -= len(data)
-    return chosen
+    return sample

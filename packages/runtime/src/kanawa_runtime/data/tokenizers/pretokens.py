@@ -9,7 +9,7 @@ quadratic in anything but a small number.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # Every byte of a character beyond ASCII counts as a letter, so that no cut falls inside one.
 _WORD = rb"A-Za-z\x80-\xff"
@@ -30,9 +30,28 @@ def split(data: bytes) -> list[bytes]:
     return PRETOKEN.findall(data)
 
 
+#: Bytes whose pieces are made in one go; and more than any piece has, so that what ends before is a piece of the whole.
+_PART_BYTES, _LONGEST_BYTES = 1 << 20, 256
+
+
+def split_by_parts(data: bytes) -> Iterator[list[bytes]]:
+    """Yields the pieces of `data` as `split` returns them, those of about a megabyte at a time."""
+    begin = 0
+    while begin < len(data):
+        pieces = PRETOKEN.findall(data, begin, begin + _PART_BYTES)
+        taken = sum(map(len, pieces))
+        if begin + taken < len(data):
+            # The end of the part may have cut pieces: those near it are made again.
+            while pieces and taken > _PART_BYTES - _LONGEST_BYTES:
+                taken -= len(pieces.pop())
+        begin += taken
+        yield pieces
+
+
 def count(documents: Iterable[bytes]) -> Counter[bytes]:
     """Returns how often each piece occurs in `documents`."""
     counts: Counter[bytes] = Counter()
     for data in documents:
-        counts.update(split(data))
+        for pieces in split_by_parts(data):
+            counts.update(pieces)
     return counts
