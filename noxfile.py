@@ -226,9 +226,18 @@ def ray(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def lm_eval(session: nox.Session) -> None:
-    """Scores a task with `lm-eval` through `kanawa serve`, and compares with scores in this process."""
-    install(session, *EVERYTHING, "kanawa[serve]", "lm-eval[api]>=0.4.9")
+    """Scores tasks with `lm-eval` through `kanawa serve` and in its own process, and with inspect-ai."""
+    install(
+        session,
+        *EVERYTHING,
+        "kanawa[serve]",
+        "kanawa-runtime[lm-eval,evaluate]",
+        "lm-eval[api]>=0.4.9",
+        "inspect-ai>=0.3",
+    )
     session.run("python", "tests/lm_eval_agreement.py", env=test_environment())
+    install(session, test_group("runtime"), "pytest-xdist", "pytest-timeout")
+    run_tests(session, "tests/integration", "-k", "test_lm_eval_model or test_inspect_ai")
 
 
 @nox.session(default=False)
@@ -343,7 +352,7 @@ def benchmarks(session: nox.Session) -> None:
     install(session, *EVERYTHING)
     scripts = sorted((ROOT / "benchmarks").glob("*.py"))
     # Those that need a GPU, or another library's environment, run by hand on a machine with one.
-    by_hand = {"serving", "serving_side", "torch_llama", "trl_side", "sft_beside_trl"}
+    by_hand = {"serving", "serving_side", "torch_llama", "trl_side", "sft_beside_trl", "eval_beside_lm_eval"}
     runnable = [
         s for s in scripts if "__main__" in s.read_text() and not s.name.startswith("gpu_") and s.stem not in by_hand
     ]

@@ -38,12 +38,13 @@ WORDS = [
 
 
 def write_model(
-    folder: pathlib.Path, *, dim=48, layers=2, heads=4, hidden=96, max_length=MAX_LENGTH, scale=0.35
+    folder: pathlib.Path, *, dim=48, layers=2, heads=4, hidden=96, max_length=MAX_LENGTH, scale=0.35, vocab=0
 ) -> None:
     """Writes config.json, model.safetensors in fp32, and a byte-level tokenizer.json that begins texts with <s>."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_level_tokenizer()
-    vocab = len(tokenizer["model"]["vocab"])
+    # Models often have more rows than their tokenizer has ids.
+    vocab = vocab or len(tokenizer["model"]["vocab"])
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

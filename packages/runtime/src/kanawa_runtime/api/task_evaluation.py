@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 
 from kanawa_runtime.data.tokenizers.load import no_tokenizer, tokenizer_of
+from kanawa_runtime.evaluate.encoding import DEFAULT_LENGTH
 from kanawa_runtime.evaluate.evaluator import TaskEvaluator
 from kanawa_runtime.evaluate.results import TaskResult
 from kanawa_runtime.evaluate.task import Task
 from kanawa_runtime.runs.open_run import OpenedRun
-
-#: Of a model that nobody knows the length of, as lm-eval takes it.
-_LENGTH = 2048
 
 
 def task_results(opened: OpenedRun, tasks: Sequence[Task]) -> list[TaskResult]:
@@ -26,7 +24,7 @@ def task_results(opened: OpenedRun, tasks: Sequence[Task]) -> list[TaskResult]:
         opened.trainer.model,
         tokenizer,
         opened.environment,
-        max_length=opened.trained_length or _LENGTH,
+        max_length=opened.trained_length or DEFAULT_LENGTH,
         multiple=1 if mesh is None else mesh.size,
     )
     try:

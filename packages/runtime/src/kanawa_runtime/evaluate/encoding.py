@@ -10,6 +10,9 @@ from typing import NamedTuple
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.evaluate.task import TaskError
 
+#: The tokens that a model takes whose length no file says, as lm-eval has it.
+DEFAULT_LENGTH = 2048
+
 
 class Scored(NamedTuple):
     """Ids of which the last `num_scored` are scored; the model reads all but the last."""

@@ -34,8 +34,8 @@ class _Prepared:
 class TaskEvaluator:
     """Evaluates tasks with one model whose parameters may change; `max_length` are the tokens that the model takes.
 
-    Everything is read and checked when it is made. Raises TaskError, CorpusError for documents that don't fit, and
-    UsageError for a model that continues no text.
+    Everything is read and checked when it is made. A `scorer` of the same model has its programs compiled already.
+    Raises TaskError, CorpusError for documents that don't fit, and UsageError for a model that continues no text.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class TaskEvaluator:
         *,
         max_length: int,
         multiple: int = 1,
+        scorer: LikelihoodScorer | None = None,
     ) -> None:
         if not isinstance(model, CausalLM):
             message = f"{type(model).__qualname__} continues no text, and tasks need that: only CausalLMs do"
@@ -59,7 +60,7 @@ class TaskEvaluator:
         if twice is not None:
             message = f"two tasks are called {twice!r}; give each a name of its own, under task:"
             raise TaskError(message)
-        self._scorer = LikelihoodScorer(model, environment, multiple=multiple)
+        self._scorer = scorer or LikelihoodScorer(model, environment, multiple=multiple)
         self._prepared = [self._prepare(task, RequestEncoder(tokenizer, max_length)) for task in tasks]
         longest = [
             max(map(len, one.prompts)) + one.task.generation.max_tokens

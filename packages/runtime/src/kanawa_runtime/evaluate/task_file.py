@@ -97,7 +97,9 @@ def read_task(path: str | Path, *, limit: int | None = None) -> Task:
             for entry in record.get("metric_list") or [{"metric": name} for name in DEFAULT_METRICS[output_type]]
         ),
         filters=tuple(_filters(file, record.get("filter_list") or [])),
-        generation=_generation(file, record, delimiter) if output_type == "generate_until" else None,
+        generation=read_generation(file, record.get("generation_kwargs") or {}, delimiter)
+        if output_type == "generate_until"
+        else None,
         shots=_shots(file, record, splits),
         description=record.get("description", ""),
         target_delimiter=record.get("target_delimiter", " "),
@@ -267,8 +269,9 @@ def _filters(file: Path, entries: list[Any]) -> list[FilterChain]:
     return chains
 
 
-def _generation(file: Path, record: Mapping[str, Any], delimiter: str) -> Generation:
-    asked = dict(record.get("generation_kwargs") or {})
+def read_generation(file: Path, options: Mapping[str, Any], delimiter: str) -> Generation:
+    """Returns what `generation_kwargs` ask for; `delimiter` ends an answer where they name nothing."""
+    asked = dict(options)
     until = asked.pop("until", None)
     texts = [delimiter] if until is None else [until] if isinstance(until, str) else until
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
