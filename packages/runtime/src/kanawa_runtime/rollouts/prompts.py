@@ -116,6 +116,10 @@ class Grouped(DataSource):
         """Returns the row of the source at this place."""
         return self._source.row(self._source_row(index))
 
+    def account(self) -> Mapping[str, Any]:
+        """Returns the source's."""
+        return self._source.account()
+
     def record(self, index: int) -> Mapping[str, Any]:
         """Returns the record of the source at this place."""
         return self._source.record(self._source_row(index))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kanawa.contracts import Batch
 from kanawa.errors import UsageError
 from kanawa_runtime.data.chats.fine_tuning import chat_rows
 from kanawa_runtime.data.chats.source import ChatSource
@@ -16,6 +17,7 @@ from kanawa_runtime.data.packing import OnePerRow
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.text_files import JsonLines, TextFiles
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
+from kanawa_runtime.rollouts.prompts import question
 from kanawa_runtime.runs.tokenizer_file import tokenizer_from_bytes
 
 from .conftest import conversation, template_source
@@ -68,6 +70,8 @@ def test_rows_are_prompts_and_know_their_record(source: Callable[..., ChatSource
         prompt = ids[: weighted[0] + 1] if weighted.size else ids
         text = tokenizer.decode_bytes(prompt).decode()
         assert text.endswith("assistant\n") and record["messages"][0]["content"] in text
+        asked = question(Batch(**{name: array[None] for name, array in row.items()}), 0)
+        assert asked.prompt == tuple(prompt.tolist()) and asked.answer == tuple(row["target_ids"][weighted].tolist())
         answer = tokenizer.decode(row["target_ids"][weighted])
         assert answer == (record["messages"][1]["content"] if len(record["messages"]) > 1 else "")
     assert seen == {0, 1, 2, 3, 4, 99}
@@ -103,7 +107,7 @@ def test_long_conversations_are_skipped_or_refused(source: Callable[..., ChatSou
 
 
 BAD: list[tuple[Any, str]] = [
-    ({"text": "a"}, "record: expected the columns messages, or prompt and completion; found text; text alone is"),
+    ({"text": "a"}, "record: expected the columns messages, or prompt and completion; found text; text alone"),
     ({"conversations": []}, "found conversations; rename conversations to messages"),
     ({"mesages": []}, "found mesages; rename mesages, if it is meant as such"),
     ({"messages": []}, "messages: expected at least one message, found an empty list"),

@@ -157,7 +157,7 @@ def _no_column(found: Mapping[str, Any]) -> str:
     if "conversations" in found:
         hint = "; rename conversations to messages"
     elif "text" in found:
-        hint = "; text alone is learned whole: train without --modify sft"
+        hint = "; text alone is learned whole, without --modify sft, or in part, by rollouts.prompt_tokens"
     return f"expected the columns {_FORMS}; found {names}{hint}"
 
 
