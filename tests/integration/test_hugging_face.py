@@ -132,14 +132,14 @@ def test_text_never_goes_through_another_tokenizer(work, verb, monkeypatch, caps
     folder = work / "pieces"
     if not folder.exists():
         write_model(folder, 512)
-        (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+        (folder / "tokenizer.json").rename(folder / "tekken.json")
     assert main([verb[0], "pieces", "--data", "mytext", *verb[1:]]) == 2
     error = capsys.readouterr().err
-    assert "pieces has tokenizer.model, a SentencePiece model, and no tokenizer.json" in error
+    assert "pieces has tekken.json, a tekken vocabulary, and no tokenizer.json" in error
     assert "save_pretrained" in error
     assert not (work / "never").exists()
     assert main(["generate", "pieces", "--prompt", "a"]) == 2
-    assert "a SentencePiece model" in capsys.readouterr().err
+    assert "a tekken vocabulary" in capsys.readouterr().err
     assert main(["generate", "pieces", "--prompt-ids", "1,2", "--max-tokens", "2"]) == 0
 
 

@@ -17,6 +17,8 @@ from kanawa_runtime.runs.run_directory import TOKENIZER as TOKENIZER
 #: The files that belong to a Hugging Face folder's.
 GENERATION = "generation_config.json"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", GENERATION)
+#: SentencePiece's models, which are read where there is no tokenizer.json.
+SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 CHAT_TEMPLATE = "chat_template.jinja"
 #: The largest, of a quarter of a million tokens and half a million merges, take 34 MB.
 MOST_TOKENIZER_BYTES = 128 * 2**20
@@ -29,7 +31,7 @@ class TokenizerError(UsageError):
 
 def tokenizer_file(directory: Path) -> Path | None:
     """Returns the file of the tokenizer that the model of a run or of another library's folder was trained with."""
-    files = (directory / TOKENIZER, directory / ORIGIN / TOKENIZER)
+    files = (folder / name for folder in (directory, directory / ORIGIN) for name in (TOKENIZER, *SENTENCEPIECE))
     return next((file for file in files if os.path.lexists(file)), None)
 
 

@@ -165,7 +165,8 @@ def test_unlearned_ids_are_not_known() -> None:
     ("files", "message"),
     [
         ({}, r"has no tokenizer\.json$"),
-        ({"tokenizer.model": "x"}, r"has tokenizer\.model, a SentencePiece model, and no tokenizer\.json"),
+        ({"tokenizer.model": "x"}, r"tokenizer\.model isn't a saved tokenizer: it isn't a SentencePiece model"),
+        ({"tekken.json": "x"}, r"has tekken\.json, a tekken vocabulary, and no tokenizer\.json or SentencePiece"),
         ({"qwen.tiktoken": "x"}, r"has qwen\.tiktoken, a tiktoken vocabulary, and no tokenizer\.json"),
         ({"tokenizer.json": "{"}, r"tokenizer\.json isn't a saved tokenizer: Expecting"),
         ({"tokenizer.json": '{"model": 3}'}, r"tokenizer\.json has no model with a vocabulary"),

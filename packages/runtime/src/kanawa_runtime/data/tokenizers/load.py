@@ -1,5 +1,6 @@
 """Reading a saved tokenizer: one of ours, or the files that Hugging Face models come with; and the one of a run."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +10,14 @@ from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_bytes, guarded_json, parsed_json
 
 from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
+from kanawa_runtime.data.tokenizers.sentencepiece import library_files, read_model
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.runs.tokenizer_file import (
     CHAT_TEMPLATE,
     MOST_TOKENIZER_BYTES,
+    SENTENCEPIECE,
     SETTINGS,
     TOKENIZER,
     TokenizerError,
@@ -28,8 +31,6 @@ from kanawa_runtime.runs.tokenizer_file import (
 MOST_IDS = 4_000_000
 #: Of models without `tokenizer.json`, and what to do about each.
 _UNREADABLE = {
-    "tokenizer.model": "a SentencePiece model",
-    "spiece.model": "a SentencePiece model",
     "vocab.json": "a vocabulary of the older kind",
     "vocab.txt": "a vocabulary of the older kind",
     "tekken.json": "a tekken vocabulary",
@@ -44,7 +45,7 @@ def unreadable(folder: Path) -> str:
     if not others:
         return f"{folder} has no {TOKENIZER}"
     return (
-        f"{folder} has {others[0]}, and no {TOKENIZER}, which is the one kind that is read; write it with "
+        f"{folder} has {others[0]}, and no {TOKENIZER} or SentencePiece model, which are read; write one with "
         f"transformers: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
     )
 
@@ -57,10 +58,16 @@ def other_tokenizers(folder: Path) -> list[str]:
 
 def folder_state(folder: Path) -> dict[str, Any]:
     """Returns the state of the tokenizer in a folder; raises TokenizerError, ValueError where a file can't be right."""
-    if not os.path.lexists(folder / TOKENIZER):
-        raise TokenizerError(unreadable(folder))
     names = [name for name in (TOKENIZER, *SETTINGS, CHAT_TEMPLATE) if os.path.lexists(folder / name)]
-    return files_state({name: _text(folder, name) for name in names}, _model_config(folder))
+    files = {name: _text(folder, name) for name in names}
+    pieces = next((name for name in SENTENCEPIECE if os.path.lexists(folder / name)), None)
+    if TOKENIZER not in files and pieces is not None:
+        model = read_model(guarded_bytes(folder / pieces, folder, most=MOST_TOKENIZER_BYTES))
+        content, settings = library_files(model, _parsed(SETTINGS[0], files.get(SETTINGS[0], "{}")))
+        files |= {TOKENIZER: json.dumps(content), SETTINGS[0]: json.dumps(settings, indent=1)}
+    if TOKENIZER not in files:
+        raise TokenizerError(unreadable(folder))
+    return files_state(files, _model_config(folder))
 
 
 def files_state(files: Mapping[str, str], model_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,15 +156,21 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Returns the tokenizer saved at `path`, or of a Hugging Face folder or its `tokenizer.json`.
+    """Returns the tokenizer saved at `path`, or of a Hugging Face folder, its `tokenizer.json` or `tokenizer.model`.
 
     Raises TokenizerError that names the file.
     """
     path = Path(path)
-    file = path / TOKENIZER if path.is_dir() else path
-    if path.is_dir() and not os.path.lexists(file):
-        raise TokenizerError(unreadable(path))
+    file = path
+    if path.is_dir():
+        here = [path / name for name in (TOKENIZER, *SENTENCEPIECE) if os.path.lexists(path / name)]
+        if not here:
+            raise TokenizerError(unreadable(path))
+        file = here[0]
     with tokenizer_errors(file):
+        if file.name in SENTENCEPIECE:
+            pieces: Tokenizer = HuggingFaceTokenizer.Config().build(state=folder_state(file.parent))
+            return pieces
         content = guarded_bytes(file, path if path.is_dir() else None, most=MOST_TOKENIZER_BYTES)
         if is_foreign(content):
             tokenizer: Tokenizer = HuggingFaceTokenizer.Config().build(state=folder_state(file.parent))
