@@ -22,6 +22,7 @@ import drill
 
 #: What changes between attempts, in columns of the table.
 CHANGES = {
+    "no kill": (False, False),
     "kills alone": (False, False),
     "hosts change": (True, False),
     "weights change": (False, True),
@@ -48,7 +49,8 @@ def main() -> None:
             began = time.perf_counter()
             row = {"pipeline": name, "change": change}
             try:
-                found = drill.run(pipeline, data, kills=arguments.kills, change_hosts=hosts, change_weights=weights)
+                kills = 0 if change == "no kill" else arguments.kills
+                found = drill.run(pipeline, data, kills=kills, change_hosts=hosts, change_weights=weights)
                 row |= dataclasses.asdict(found)
             except Exception as error:  # noqa: BLE001 - what a tool refuses is a result
                 row["refused"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
