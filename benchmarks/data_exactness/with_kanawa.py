@@ -1,6 +1,5 @@
 """Kanawa in the drill: packing, mixing, shuffling, a loader a host; threads and read-ahead are drawn each attempt."""
 
-import functools
 import random
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -8,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from drill import GLOBAL_BATCH, Data
 from kanawa.contracts.data import Split
-from kanawa_runtime.data.encoded import EncodedDocuments, Example, join
+from kanawa_runtime.data.encoded import Example
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.data.mixture import Mixture
 from kanawa_runtime.data.packed import PackedSource
@@ -16,19 +15,26 @@ from kanawa_runtime.data.packing import BestFitPacking, FirstFitPacking
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 
 
+class Ids(ByteTokenizer):
+    """Stands for a vocabulary that has an id for every position of the data."""
+
+    vocab_size = 1 << 23
+    byte_lengths = np.ones(vocab_size, np.int32)
+
+
 class Documents(PackedSource):
     """The drill's documents of one source; a first id, 0, is what the first target is predicted from."""
 
     data: ClassVar[Data]
-    tokenizer = ByteTokenizer.Config().build()
+    tokenizer = Ids.Config().build()
 
     class Config(PackedSource.Config):
         name: str = ""
 
     @property
     def content_digest(self) -> str:
-        """The source's name: the drill has one set of data."""
-        return str(self.config.name)
+        """The source's name and its number of ids."""
+        return f"{self.config.name} {self.data.count}"
 
     def read_examples(self, split: Split) -> Iterator[Example]:
         """Yields the documents."""
@@ -36,24 +42,12 @@ class Documents(PackedSource):
         for document in self.data.sources[self.config.name]:
             yield Example(np.concatenate([[0], document]).astype(np.int32))
 
-    @functools.cached_property
-    def encoded(self) -> EncodedDocuments:
-        """The documents, not through the cache."""
-        return _encoded(self.config.name)
-
-
-@functools.cache
-def _encoded(name: str) -> EncodedDocuments:
-    source = Documents.Config(name=name).build()
-    return join(source.read_examples("train"), 1 << 30)
-
 
 class Kanawa:
     """Packs by best fit or first fit, in windows of 512 documents, and mixes in blocks of 32 rows."""
 
     def __init__(self, data: Data, row_length: int, *, first_fit: bool = False) -> None:
         Documents.data = data
-        _encoded.cache_clear()
         self._length, self._packing = row_length, FirstFitPacking if first_fit else BestFitPacking
 
     def open(self, hosts: int, weights: dict[str, float], state: Any, draw: random.Random) -> "_Attempt":

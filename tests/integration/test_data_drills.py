@@ -13,6 +13,11 @@ import with_kanawa  # noqa: E402
 ROW = 32
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KANAWA_CACHE", str(tmp_path / "cache"))
+
+
 def result(kills, **options):
     data = drill.Data.of(60 * kills, ROW)
     pipeline = with_kanawa.Kanawa(data, ROW, **options)

@@ -90,11 +90,12 @@ def alone(source):
     encoded = source.encoded
     rows = {name: np.zeros((len(LENGTHS), LENGTH), np.int32) for name in ("ids", "targets", "positions", "segments")}
     weights = np.zeros((len(LENGTHS), LENGTH), np.float32)
-    for row, (begin, end) in enumerate(zip(encoded.offsets[:-1], encoded.offsets[1:], strict=True)):
-        here = slice(0, end - begin - 1)
-        rows["ids"][row, here], rows["targets"][row, here] = encoded.ids[begin : end - 1], encoded.ids[begin + 1 : end]
-        rows["positions"][row, here], rows["segments"][row, here] = np.arange(end - begin - 1), 1
-        weights[row, here] = encoded.weights[begin + 1 : end]
+    for row in range(len(encoded)):
+        ids, weighed = encoded.example(row)
+        here = slice(0, len(ids) - 1)
+        rows["ids"][row, here], rows["targets"][row, here] = ids[:-1], ids[1:]
+        rows["positions"][row, here], rows["segments"][row, here] = np.arange(len(ids) - 1), 1
+        weights[row, here] = weighed[1:]
     return Batch(*rows.values(), weights)
 
 
