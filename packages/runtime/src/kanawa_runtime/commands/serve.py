@@ -7,12 +7,18 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kanawa.cli.output import flush, write, write_message
 from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 from kanawa.plugins import Command
 from kanawa.status import stage
+
+if TYPE_CHECKING:
+    from kanawa_runtime.serve.http.config import ServeConfig
+    from kanawa_runtime.serve.http.served_model import ServedModel
+    from kanawa_runtime.serve.training.routes import TrainingRoutes
 
 DEFAULT_PORT = 8000
 _MODULES = ("pydantic", "starlette", "uvicorn", "httptools", "jinja2", "prometheus_client", "llguidance")
@@ -28,7 +34,8 @@ def command() -> Command:
         example=(
             "kanawa serve runs/quickstart\n"
             "kanawa serve downloads/my-model --port 9000 --name mine --set engine.max_sequences=8\n"
-            "kanawa serve runs/quickstart --host 0.0.0.0 --api-key-file keys.txt --set server.max_n=4"
+            "kanawa serve runs/quickstart --host 0.0.0.0 --api-key-file keys.txt --set server.max_n=4\n"
+            "kanawa serve downloads/my-model --train --train-state runs/tenants --set training.max_rank=16"
         ),
     )
 
@@ -53,6 +60,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill-listen", metavar="[HOST:]PORT", help="prefill prompts for another server, too")
     parser.add_argument("--prefill-from", metavar="HOST:PORT", help="have prompts prefilled by the server that listens")
     parser.add_argument("--pages-token-file", metavar="FILE", help="the secret that both of these servers share")
+    parser.add_argument("--train", action="store_true", help="let clients of the `tinker` package train adapters here")
+    parser.add_argument(
+        "--train-state",
+        default="training-state",
+        metavar="DIR",
+        help="where their checkpoints lie (default: %(default)s)",
+    )
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
     parser.add_argument(
@@ -77,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
     from kanawa_runtime.process import keep_what_is_loaded, leave_readers_behind, prepare_process
 
     require_serving("serve")
+    if args.train:
+        require_training(args)
     began = time.monotonic()
     from kanawa_runtime.serve.http.config import serve_config
 
@@ -119,7 +135,9 @@ def run(args: argparse.Namespace) -> int:
                 draft=_path(args.draft),
                 modifiers=tuple(args.modify),
                 pairing=pairing,
+                training=config.training if args.train else None,
             )
+            further = _training_routes(model, config, local_path(args.train_state)) if args.train else None
         url = "http://{}:{}".format(f"[{args.host}]" if ":" in args.host else args.host, listening.getsockname()[1])
 
         def tell() -> None:
@@ -135,9 +153,12 @@ def run(args: argparse.Namespace) -> int:
             flush()
 
         waiting.enter_context(stage("compiling the engine's programs"))
-        server = HttpServer(model, config.server, keys, listening, tell)
+        routes = None if further is None else further.operations
+        server = HttpServer(model, config.server, keys, listening, tell, routes)
         spare_logs()
         code = server.run()
+        if further is not None:
+            further.close()
     if not server.has_started:
         flush()
         # A compiler is at work in a thread: Python's own way to end would take its memory away.
@@ -152,6 +173,22 @@ def require_serving(verb: str) -> None:
     if missing:
         message = f'kanawa {verb} needs {", ".join(missing)}, not installed here: pip install "kanawa[serve]"'
         raise UsageError(message)
+
+
+def require_training(args: argparse.Namespace) -> None:
+    """Raises UsageError where a training service can't be, before anything is loaded."""
+    if importlib.util.find_spec("google.protobuf") is None:
+        message = 'kanawa serve --train needs protobuf, not installed here: pip install "kanawa-runtime[train-service]"'
+        raise UsageError(message)
+    if args.prefill_from or args.prefill_listen:
+        message = "--train goes without --prefill-listen and --prefill-from: adapters change while they are served"
+        raise UsageError(message)
+
+
+def _training_routes(model: "ServedModel", config: "ServeConfig", folder: Path) -> "TrainingRoutes":
+    from kanawa_runtime.serve.training.routes import training_routes
+
+    return training_routes(model, config.training, folder)
 
 
 def adapters_of(texts: list[str]) -> dict[str, Path]:

@@ -49,8 +49,11 @@ class Operation:
     refuses: tuple[int, ...] = ()
 
 
-def operations(service: Service) -> list[Operation]:
-    """Returns every route of a server."""
+Further = Callable[[Service], list[Operation]]
+
+
+def operations(service: Service, further: Further | None = None) -> list[Operation]:
+    """Returns every route of a server, those of `further` parts of it too."""
     takes = (400, 408, 413, 415)
     generates = (*takes, 404, 422, 429, 503)
     both = (_JSON, _EVENTS)
@@ -76,6 +79,7 @@ def operations(service: Service) -> list[Operation]:
         Operation("GET", "/metrics", "Prometheus metrics", metrics, kinds=(_TEXT,)),
         Operation("GET", "/version", "Version", answer_version),
         Operation("GET", "/", "A page to chat on", Page(), kinds=(_HTML,)),
+        *(further(service) if further is not None else ()),
     ]
 
     async def answer_document(exchange: Exchange) -> None:
@@ -130,9 +134,9 @@ def _documented(operation: Operation, schema: Any) -> dict[str, Any]:
 logger = logging.getLogger(__name__)
 
 
-def application(service: Service) -> Starlette:
+def application(service: Service, further: Further | None = None) -> Starlette:
     """Returns the application that serves every route of a service."""
-    listed = operations(service)
+    listed = operations(service, further)
     # Names may hold slashes, as those of the hub do.
     routes = [Route(o.path.replace("{name}", "{name:path}"), Endpoint(service, o), methods=[o.method]) for o in listed]
     paths: dict[str, list[str]] = {}

@@ -43,11 +43,31 @@ class ServerConfig(Config):
     max_slow_grammars: Size = 8
 
 
+class TrainingConfig(Config):
+    """Sizes of a training service.
+
+    `max_models` adapters are trained at once, of rank `max_rank` at most; of those that are sampled from, the engine
+    holds `max_samplers`. `alpha` over the rank scales each adapter. A pass holds about `tokens_at_once` tokens: longer
+    requests are computed in several. A client that has sent no heartbeat for `session_seconds` may lose its models to
+    a new one.
+    """
+
+    max_models: Size = 16
+    max_rank: Size = 32
+    max_samplers: Size = 8
+    alpha: Positive = 32.0
+    tokens_at_once: Size = 8192
+    session_seconds: Positive = 600.0
+    #: Requests of one model that wait or run.
+    max_pending: Size = 512
+
+
 class ServeConfig(Config):
-    """The engine's sizes and the server's limits."""
+    """The engine's sizes, the server's limits, and those of training for clients."""
 
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
+    training: TrainingConfig = TrainingConfig()
 
 
 def serve_config(overrides: list[str]) -> ServeConfig:

@@ -15,6 +15,7 @@ _TYPES = {
     404: "not_found_error",
     405: "method_not_allowed_error",
     408: "timeout_error",
+    410: "gone_error",
     413: "request_too_large_error",
     415: "unsupported_media_type_error",
     422: "unprocessable_request_error",

@@ -23,7 +23,7 @@ _LARGE_BODY_BYTES = 64 * 1024
 #: Lists, objects and their fields in a body, far more than any request has: each takes much longer than a number.
 _MOST_PARTS = 100_000
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_SINGLE_HEADERS = (b"host", b"authorization", b"content-type")
+_SINGLE_HEADERS = (b"host", b"authorization", b"x-api-key", b"content-type")
 _SAFE = {"X-Content-Type-Options": "nosniff"}
 #: Elements of a list that are written as JSON at once: some milliseconds.
 _SLICE = 256
@@ -64,12 +64,12 @@ class Exchange:
         """The value of the path's parameter `name`."""
         return str(self.scope["path_params"]["name"])
 
-    async def content(self) -> bytes:
+    async def content(self, expected: str = "application/json") -> bytes:
         """Returns the body; raises ApiError 408, 413 or 415."""
         kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != expected:
             # A page of another site can make a browser send any of the other kinds here, unasked.
-            message = f"Content-Type is {kind[:60] or 'missing'}, expected application/json"
+            message = f"Content-Type is {kind[:60] or 'missing'}, expected {expected}"
             raise ApiError(415, message, param="Content-Type")
         packed = self.headers.get("content-encoding", "identity").strip().lower()
         if packed != "identity":

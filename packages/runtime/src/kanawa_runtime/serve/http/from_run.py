@@ -19,6 +19,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.generate import check_generates
+from kanawa_runtime.serve.http.config import TrainingConfig
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.structured.grammars import Grammars
 
@@ -37,11 +38,13 @@ def served_model(
     draft: Path | None = None,
     modifiers: tuple[str, ...] = (),
     pairing: Pairing | None = None,
+    training: TrainingConfig | None = None,
 ) -> ServedModel:
     """Returns the model of a folder behind an engine that has not started yet.
 
     `adapters` are LoRAs that clients may ask for by their names; `draft` is a model that guesses for this one;
-    `modifiers` are texts as `--modify` takes them; `pairing` is with another server. Raises UsageError for a model that
+    `modifiers` are texts as `--modify` takes them; `pairing` is with another server; with `training` the engine has
+    room for the adapters that clients train. Raises UsageError for a model that
     generates no text, or has no tokenizer.
     """
     check_generates(directory)
@@ -63,9 +66,12 @@ def served_model(
         raise UsageError(message)
     chosen = template_of(tokenizer.folder_files(), template)
     read = {called: load_adapter(folder, opened.trainer.model.config) for called, folder in (adapters or {}).items()}
-    if read:
-        rank = max(config.adapter_rank, *(adapter.rank for adapter in read.values()))
-        config = config.clone().set(adapter_slots=max(config.adapter_slots, len(read)), adapter_rank=rank)
+    if read or training is not None:
+        # One slot more than are sampled from: that of an evicted adapter is free once its last sequence has ended.
+        slots = len(read) + (0 if training is None else training.max_samplers + 1)
+        ranks = [config.adapter_rank, *(adapter.rank for adapter in read.values())]
+        ranks += [] if training is None else [training.max_rank]
+        config = config.clone().set(adapter_slots=max(config.adapter_slots, slots), adapter_rank=max(ranks))
     if pairing is not None:
         config = config.clone().set(transfers_pages=True)
     engine = LLMEngine.of_run(opened, config, _draft(draft, tokenizer, target))
@@ -87,6 +93,7 @@ def served_model(
         grammars=grammars,
         no_grammars=no_grammars,
         adapters=tuple(read),
+        opened=None if training is None else opened,
     )
     architecture = to_json(opened.composition.config.model)
     served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)

@@ -16,7 +16,7 @@ import uvicorn
 from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.http.access import Hosts, Keys
-from kanawa_runtime.serve.http.app import application
+from kanawa_runtime.serve.http.app import Further, application
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.connections import uvicorn_options
 from kanawa_runtime.serve.http.served_model import ServedModel
@@ -51,12 +51,15 @@ class HttpServer:
         keys: Keys,
         listening: socket.socket,
         on_ready: Callable[[], None] = lambda: None,
+        further: Further | None = None,
     ) -> None:
+        """`further` are routes beside those of every server."""
         self._model = model
         self._config = config.clone().freeze()
         self._keys = keys
         self._socket = listening
         self._on_ready = on_ready
+        self._further = further
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         #: Whether the engine had started when the server ended: otherwise a compiler still runs in its thread.
@@ -80,7 +83,7 @@ class HttpServer:
         hosts = Hosts(self._socket.getsockname()[0], config.allowed_hosts, with_keys=keys.are_required)
         service = self.service = Service(self._model, config, keys, hosts)
         refused = functools.partial(service.metrics.count_response, "malformed")
-        server = _Uvicorn(uvicorn.Config(application(service), **uvicorn_options(self._config, refused)))
+        server = _Uvicorn(uvicorn.Config(application(service, self._further), **uvicorn_options(self._config, refused)))
         with self._signals():
             serving = asyncio.create_task(server.serve(sockets=[self._socket]))
             stopping = asyncio.create_task(self._stopping.wait())

@@ -33,6 +33,8 @@ class ServedModel:
     adapters: tuple[str, ...] = ()
     step: int = 0
     reload: Callable[[int | None], "OpenedRun"] | None = None
+    #: The model as it was opened, where clients may train adapters of it.
+    opened: "OpenedRun | None" = None
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     special: Mapping[int, str] = dataclasses.field(default_factory=dict)

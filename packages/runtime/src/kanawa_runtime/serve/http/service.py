@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
 from kanawa.errors import did_you_mean
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from kanawa_runtime.serve.engine.request import Grammar, OnOutput, Output, RequestError
 from kanawa_runtime.serve.http.access import Hosts, Keys
@@ -25,7 +25,7 @@ from kanawa_runtime.serve.http.protocol import Structure
 from kanawa_runtime.serve.http.sampling import PromptReader, SamplingReader
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.http.shares import FairPool, Shares
-from kanawa_runtime.serve.http.validation import Fields, bad_request
+from kanawa_runtime.serve.http.validation import bad_request
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def _in_thread(work: Callable[..., Result], *arguments: Any) -> "Future[Result]"
     return future
 
 
-Body = TypeVar("Body", bound=Fields)
+Body = TypeVar("Body", bound=BaseModel)
 Phase = Literal["starting", "ready", "draining", "failed"]
 _RETRY_SECONDS = {"starting": 5.0, "draining": 30.0, "failed": 60.0}
 
