@@ -241,6 +241,16 @@ def lm_eval(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def tinker(session: nox.Session) -> None:
+    """Runs the recipes of the public `tinker` client, unmodified, against `kanawa serve --train`."""
+    install(
+        session, *EVERYTHING, "kanawa[serve]", "kanawa-runtime[train-service]", test_group("runtime"), "tinker>=0.38"
+    )
+    options = ("-p", "no:cacheprovider", "-x", f"--config-file={ROOT / 'pytest.ini'}")
+    session.run("python", "-m", "pytest", *options, "tests/integration/test_tinker_client.py", env=test_environment())
+
+
+@nox.session(default=False)
 def aot_tpu(session: nox.Session) -> None:
     """Compiles kernels and steps for TPUs without one, with the public libtpu (about 1 GB)."""
     install(session, *EVERYTHING, "kanawa-backends-tpu[tpu]", test_group("backends-tpu"))

@@ -64,6 +64,7 @@ class TrainingRoutes:
             noted("telemetry", "Discard what clients say of themselves", {"status": "accepted"}),
             post("create_session", "Begin", asked.SessionRequest, handlers.begin, **now),
             post("session_heartbeat", "Still there", asked.HeartbeatRequest, handlers.beat, **now),
+            raw("sessions/{name}/finish", "End", handlers.finish),
             post("create_model", "Begin an adapter", asked.CreateModelRequest, training.create),
             post("get_info", "Show an adapter", asked.ModelRequest, handlers.info, **now),
             raw("forward_backward", "Differentiate", handlers.forward_backward),
@@ -149,6 +150,13 @@ class _Handlers:
         """Notes that a client is there."""
         self._training.session(asked.session_id, owner)
         return {"type": "session_heartbeat"}
+
+    async def finish(self, exchange: Exchange) -> None:
+        """Ends a session."""
+        await exchange.content()
+        exchange.release_body()
+        self._training.finish(exchange.path_name, self._owner(exchange))
+        await exchange.answer({})
 
     def info(self, asked: requests.ModelRequest, owner: str) -> dict[str, Any]:
         """Shows a model."""

@@ -88,6 +88,13 @@ class TrainingService:
         session.seen_at = time.monotonic()
         return session
 
+    def finish(self, session_id: str, owner: str) -> None:
+        """Ends a session: its models make room."""
+        self.session(session_id, owner)
+        del self._sessions[session_id]
+        for name in [name for name, each in self._models.items() if each.session_id == session_id]:
+            self._models.pop(name).order.close()
+
     def trained(self, model_id: str, owner: str) -> Trained:
         """Returns a client's model; raises the 404 of any other."""
         trained = self._models.get(model_id)
@@ -179,7 +186,7 @@ class TrainingService:
             raise ApiError(429, message, code="models_full", headers={"Retry-After": "10"})
         for name in gone:
             logger.info("model %s is given up: its client is gone", name)
-            del self._models[name]
+            self._models.pop(name).order.close()
 
     def forward_backward(self, asked: ForwardBackward, owner: str) -> str:
         """Begins a pass; returns the id of the request. Raises the ApiError of rows that can't be trained on."""

@@ -118,6 +118,11 @@ class InOrder:
             self.used_at = time.monotonic()
             self.skip(number)
 
+    def close(self) -> None:
+        """Ends those that wait for their turn."""
+        for turn in list(self._turns.values()):
+            turn.cancel()
+
     def skip(self, number: int) -> None:
         """Counts a request as done, such as one that was refused: those after it don't wait for it."""
         if number >= self._next:
