@@ -8,6 +8,11 @@ from training_client import KEYS, running_service
 
 tinker = pytest.importorskip("tinker")
 types = tinker.types
+#: The client closes none of its connections.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 PROMPT, GOOD = [3, 4, 5], 7
 
 
@@ -70,7 +75,7 @@ def test_the_reinforcement_recipe(service, loss):
     """The reward is the share of one token; each update samples anew from the policy as it is."""
     model = service.create_lora_training_client(base_model="base", rank=4, seed=5).result()
     rewards = []
-    for number in range(12):
+    for number in range(8):
         params = types.SamplingParams(max_tokens=4, temperature=1.0, seed=number * 100, stop=[])
         asked = types.ModelInput.from_ints(PROMPT)
         drawn = sampling(model).sample(asked, num_samples=16, sampling_params=params).result().sequences
@@ -86,10 +91,10 @@ def test_the_reinforcement_recipe(service, loss):
             }
             data.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=fields))
         passed = model.forward_backward(data, loss)
-        model.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        model.optim_step(types.AdamParams(learning_rate=3e-3)).result()
         # What the engine drew with and what is trained are one policy: the sum of ratios times advantages is 0.
         assert abs(passed.result().metrics["loss:sum"]) < 1e-3
-    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.25, rewards
+    assert rewards[0] < 0.6 and np.mean(rewards[-3:]) > 0.85, rewards
 
 
 def test_two_tenants_at_once_by_the_asynchronous_client(url):
