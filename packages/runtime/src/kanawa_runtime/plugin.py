@@ -12,6 +12,7 @@ def kanawa_kinds() -> list[Kind]:
     """Returns the kinds under which text data finds its documents, rollouts their rewards, and `launch` its systems."""
     return [
         Kind("corpora", "documents to read text from", subclass_of="kanawa_runtime.data.corpus:Corpus"),
+        Kind("records", "records of files", subclass_of="kanawa_runtime.data.records.record:Records"),
         Kind("rewards", "functions that say how good a rollout is", instance_of="collections.abc:Callable"),
         Kind("samplers", "writers of text during training", instance_of="collections.abc:Callable"),
         Kind(
@@ -24,11 +25,23 @@ def kanawa_kinds() -> list[Kind]:
 
 @hookimpl
 def kanawa_commands() -> list[Command]:
-    """Returns train, eval, generate, serve, bench, chat, report, average, launch, sweep and data."""
-    from kanawa_runtime.commands import average, bench, chat, evaluate, generate, launch, report, serve, sweep, train
+    """Returns train, eval, generate, serve, bench, chat, report, average, launch, sweep, data and tokenizer."""
+    from kanawa_runtime.commands import (
+        average,
+        bench,
+        chat,
+        evaluate,
+        generate,
+        launch,
+        report,
+        serve,
+        sweep,
+        tokenizer,
+        train,
+    )
     from kanawa_runtime.commands.data import verb as data
 
-    verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch, sweep, data)
+    verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch, sweep, data, tokenizer)
     return [verb.command() for verb in verbs]
 
 
