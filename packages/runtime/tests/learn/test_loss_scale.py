@@ -17,7 +17,7 @@ from tiny_lm import CountingTokens, TinyLM
 
 def batch(index):
     rows = [CountingTokens.Config().build().row(index * 8 + i) for i in range(8)]
-    fields = {name: np.stack([row[name] for row in rows]) for name in Batch._fields}
+    fields = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     return Batch(**fields)
 
 

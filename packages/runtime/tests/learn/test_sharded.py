@@ -27,7 +27,7 @@ FIELDS = {"soap": {"max_side": 8, "interval": 2}, "sophia": {"interval": 2}, "ad
 
 def batch(index):
     rows = [CountingTokens.Config().build().row(index * 8 + i) for i in range(8)]
-    return Batch(**{name: np.stack([row[name] for row in rows]) for name in Batch._fields})
+    return Batch(**{name: np.stack([row[name] for row in rows]) for name in rows[0]})
 
 
 def trained(optimizer, environment):

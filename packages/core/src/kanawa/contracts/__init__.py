@@ -82,9 +82,11 @@ from kanawa.contracts.trained_run import TrainedRun as TrainedRun
 from kanawa.contracts.weights import ADAPTERS as ADAPTERS
 from kanawa.contracts.weights import Adapter as Adapter
 from kanawa.contracts.weights import AdapterPool as AdapterPool
+from kanawa.contracts.weights import AdjustsParameters as AdjustsParameters
 from kanawa.contracts.weights import Fusable as Fusable
 from kanawa.contracts.weights import Weighted as Weighted
 from kanawa.contracts.weights import WeightForm as WeightForm
+from kanawa.contracts.weights import adjust_parameters as adjust_parameters
 from kanawa.contracts.workload import BatchShape as BatchShape
 from kanawa.contracts.workload import ExecutionConfig as ExecutionConfig
 from kanawa.contracts.workload import PrecisionConfig as PrecisionConfig

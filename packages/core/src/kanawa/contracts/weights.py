@@ -172,6 +172,26 @@ class Weighted(Module, abstract=True):
         }
 
 
+class AdjustsParameters(Module, abstract=True):
+    """A layer that changes its own parameters after an update, by what its state recorded in the step."""
+
+    @nowrap
+    @abc.abstractmethod
+    def adjusted(self, params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the layer's parameters; both may have a stack's leading axes. Pure and traceable."""
+
+
+def adjust_parameters(model: Module, params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a model's parameters with every such layer's adjusted, innermost first."""
+    below = {
+        name: adjust_parameters(child, params[name], state[name])
+        for name, child in model.children.items()
+        if isinstance(params.get(name), Mapping) and isinstance(state.get(name), Mapping)
+    }
+    result = {**params, **below}
+    return model.adjusted(result, state) if isinstance(model, AdjustsParameters) else result
+
+
 class Fusable(Module, abstract=True):
     """A layer that can be rewritten to compute the same with fewer or faster matmuls of few rows.
 

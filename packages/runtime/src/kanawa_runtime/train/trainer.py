@@ -27,6 +27,7 @@ from kanawa.contracts import (
     RowField,
     Service,
     Workload,
+    adjust_parameters,
 )
 from kanawa.errors import UsageError
 from kanawa.module import next_state, param_specs, state_specs
@@ -185,6 +186,8 @@ class Trainer(Workload):
             extra["curvature"] = curvature_of(self.gradient_strategy, loss, trained, before.state, batch, key)
         params, opt, metrics = self.rule.update(flatten_paths(grads), old["opt"], old["params"], **extra)
         state = next_state(before.state, outputs)
+        adjusted = flatten_paths(adjust_parameters(self.model, unflatten_paths(params), state))
+        params = {path: adjusted[path] if path in self.rule.specs else leaf for path, leaf in params.items()}
         after = TrainState(before.step + 1, unflatten_paths(params), state, opt)
         new = {"params": params, "opt": opt, "state": flatten_paths(state)}
         soundness = Soundness.of(new, old | {"state": flatten_paths(before.state)})
