@@ -1,10 +1,14 @@
 """A run that is scored on tasks: its events and report, the best checkpoint by a task, tasks that are wrong."""
 
 import json
+import os
+import subprocess
+import sys
 
 import kanawa as kn
 import pytest
 from kanawa.cli.main import main
+from xla_options import xla_flags
 
 SMALL = {
     "model.input_dim": 32,
@@ -41,11 +45,21 @@ metric_list: [{metric: exact_match, regexes_to_ignore: ["^ "]}]
 """
 
 
+ENDING = """task: ending
+dataset_path: rows.csv
+output_type: loglikelihood
+doc_to_text: "the sky is"
+doc_to_target: " {{colour}}"
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("tasks")
     (place / "rows.jsonl").write_text('{"colour": "blue"}\n{"colour": "blue"}\n')
+    (place / "rows.csv").write_text("colour,weight\nblue,1\ngrey,2\nred,3\n")
     (place / "sky.yaml").write_text(CHOICES)
+    (place / "ending.yml").write_text(ENDING)
     (place / "said.yaml").write_text(WRITTEN)
     rows = [json.dumps({"text": "the sky is blue. " * (20 + n % 7)}) for n in range(200)]
     (place / "text.jsonl").write_text("\n".join(rows))
@@ -103,6 +117,23 @@ def test_a_run_without_held_out_data_is_scored_on_its_tasks_alone(folder, tmp_pa
     run = kn.train("quickstart", data=data, run=tmp_path / "run", modify=modify, set=options, steps=2)
     (record,) = [record for record in run.events if record["event"] == "eval"]
     assert record["tasks"].keys() == {"sky/acc", "sky/acc_stderr"}
+
+
+def gang(folder, run, task):
+    command = [sys.executable, "-m", "kanawa.cli", "launch", "local", "quickstart", "--processes=2", f"--run={run}"]
+    command += ["--steps", "2", "--data", str(folder / "text.jsonl"), "--modify", f"evaluate:tasks={folder / task}"]
+    command += [f"--set={path}={json.dumps(value)}" for path, value in SMALL.items()]
+    return subprocess.run(command, env={**os.environ, "XLA_FLAGS": xla_flags()}, capture_output=True, text=True)
+
+
+def test_every_process_of_a_gang_scores_alike_and_none_writes(folder, tmp_path):
+    ended = gang(folder, tmp_path / "run", "ending.yml")
+    assert ended.returncode == 0, ended.stderr
+    run = kn.open(tmp_path / "run")
+    (result,) = run.evaluate_tasks([folder / "ending.yml"])
+    assert scores(run)[2] == pytest.approx(result.numbers(), rel=1e-5)
+    refused = gang(folder, tmp_path / "other", "said.yaml")
+    assert refused.returncode == 2 and "answers are written in one process, and this run has 2" in refused.stderr
 
 
 def test_a_wrong_task_ends_a_run_before_its_first_step(folder, tmp_path, capsys):

@@ -70,9 +70,9 @@ class TaskEvaluator:
         self._writer = AnswerWriter(model, tokenizer, environment, max(longest)) if longest else None
 
     @property
-    def writes(self) -> bool:
-        """Whether answers to any task are written, by an engine in this process."""
-        return self._writer is not None
+    def truncated(self) -> dict[str, int]:
+        """How many requests of each task are longer than the model takes, where there are any."""
+        return {one.task.name: one.truncated for one in self._prepared if one.truncated}
 
     def evaluate(self, params: Any, state: Any, until: Callable[[], bool] = lambda: False) -> list[TaskResult] | None:
         """Returns the result of each task; None where `until()` cut it short."""

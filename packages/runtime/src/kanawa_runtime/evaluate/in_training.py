@@ -1,5 +1,6 @@
 """Tasks while a model trains: `--modify evaluate:tasks=words.yaml,every=100`."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from kanawa_runtime.data.records.listing import matching_files
 from kanawa_runtime.evaluate.evaluator import TaskEvaluator
 from kanawa_runtime.evaluate.task_file import read_task
 from kanawa_runtime.train.task_slot import TaskScorer, TaskSuite
+
+logger = logging.getLogger(__name__)
 
 
 class Tasks(TaskSuite):
@@ -37,16 +40,13 @@ class Tasks(TaskSuite):
             )
             raise UsageError(message)
         lengths = (model.trained_length(), source.config.sequence_length)
-        return _Scorer(
-            TaskEvaluator(
-                tasks,
-                model,
-                source.tokenizer,
-                environment,
-                max_length=max(length for length in lengths if length is not None),
-                multiple=1 if environment.mesh is None else batch_size,
-            )
-        )
+        longest = max(length for length in lengths if length is not None)
+        multiple = 1 if environment.mesh is None else batch_size
+        evaluator = TaskEvaluator(tasks, model, source.tokenizer, environment, max_length=longest, multiple=multiple)
+        for name, count in evaluator.truncated.items():
+            why = "are longer than the model takes: their oldest tokens are cut off"
+            logger.warning("%d requests of the task %s %s (%d tokens)", count, name, why, longest)
+        return _Scorer(evaluator)
 
 
 class _Scorer(TaskScorer):
