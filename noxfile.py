@@ -362,7 +362,15 @@ def benchmarks(session: nox.Session) -> None:
     install(session, *EVERYTHING)
     scripts = sorted((ROOT / "benchmarks").glob("*.py"))
     # Those that need a GPU, or another library's environment, run by hand on a machine with one.
-    by_hand = {"serving", "serving_side", "torch_llama", "trl_side", "sft_beside_trl", "eval_beside_lm_eval"}
+    by_hand = {
+        "serving",
+        "serving_side",
+        "torch_llama",
+        "trl_side",
+        "sft_beside_trl",
+        "preferences_beside_trl",
+        "eval_beside_lm_eval",
+    }
     runnable = [
         s for s in scripts if "__main__" in s.read_text() and not s.name.startswith("gpu_") and s.stem not in by_hand
     ]

@@ -16,8 +16,8 @@ from kanawa.errors import KanawaError, UsageError
 from kanawa_layers.convert.safetensors_file import write_file
 from kanawa_layers.modifiers.weights import LoRAModifier
 from kanawa_layers.recipes.llama import llama
+from kanawa_runtime.runs.adapter_folder import load_adapter
 from kanawa_runtime.runs.model_store import RunStore
-from kanawa_runtime.serve.adapter_store import load_adapter
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Request, RequestError, SamplingParams

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
-from kanawa.arrays.tree import unflatten_paths
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.composition.plain import adapter_factors, from_plain, with_adapter_factors
+from kanawa.contracts import StoredModel
 from kanawa.errors import KanawaError
 from kanawa_layers.convert.huggingface import HuggingFaceStore
-from kanawa_layers.convert.peft import CONFIG, TENSORS, PeftStore
+from kanawa_layers.convert.peft import CONFIG, TENSORS, PeftStore, save_adapter
 from kanawa_layers.convert.safetensors_file import DTYPES, read_header, write_file
+from kanawa_layers.modifiers.weights import LoRAModifier
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 #: What each adapter changes: projection, layer, rank.
@@ -162,3 +165,61 @@ def test_links_out_of_the_folder_and_pickles_are_refused(folder, tmp_path, store
     (folder / "adapter_model.bin").write_bytes(b"")
     with pytest.raises(KanawaError, match="is a pickle, which may run code when read"):
         PeftStore().load(folder, stored.config)
+
+
+@pytest.mark.parametrize("ranks", [(4, 4), (2, 3)])
+def test_an_adapter_is_written_and_read_back(tmp_path, stored, ranks):
+    cfg = stored.config.clone()
+    for rank, where in zip(ranks, ("**.attention.query", "**.down"), strict=True):
+        cfg = LoRAModifier.Config(rank=rank, alpha=6.0, targets=(where,)).build()(cfg)
+    module = cfg.build()
+    params = flatten_paths(from_plain(module, unflatten_paths(stored.params), jax.random.key(0)))
+    noise = np.random.default_rng(0)
+    moved = {p: noise.standard_normal(x.shape).astype(np.float32) if ".adapter." in p else x for p, x in params.items()}
+    names = save_adapter(tmp_path / "adapter", StoredModel(cfg, moved))
+    assert all(name.startswith("base_model.model.model.layers.") for name in names)
+    written = json.loads((tmp_path / "adapter" / CONFIG).read_text())
+    assert written["target_modules"] == ["down_proj", "q_proj"]
+    assert written["r"] == max(ranks)
+    back = PeftStore().load(tmp_path / "adapter", stored.config).factors
+    mine = adapter_factors(module, unflatten_paths(moved))
+    assert back.keys() == mine.keys()
+    for path, (a, b) in mine.items():
+        for layer in range(2):
+            flat = [
+                (x[layer].reshape(-1, x.shape[-1]), y[layer].reshape(y.shape[1], -1)) for x, y in (back[path], (a, b))
+            ]
+            np.testing.assert_allclose(flat[0][0] @ flat[0][1], flat[1][0] @ flat[1][1], rtol=1e-4, atol=1e-5)
+    # Into an adapter of a higher rank: the same change, and room to learn.
+    wide = LoRAModifier.Config(rank=8, alpha=2.0).build()(stored.config.clone()).build()
+    begun = from_plain(wide, unflatten_paths(stored.params), jax.random.key(1))
+    filled = adapter_factors(wide, with_adapter_factors(wide, begun, back))
+    for path, (a, b) in back.items():
+        np.testing.assert_allclose(
+            np.matmul(filled[path][0].reshape(2, -1, 8), filled[path][1].reshape(2, 8, -1)),
+            np.matmul(a.reshape(2, -1, a.shape[-1]), b.reshape(2, b.shape[1], -1)), rtol=1e-4, atol=1e-6,
+        )  # fmt: skip
+    with pytest.raises(KanawaError, match=r"has rank 1, and the stored adapter rank .*set --modify lora:rank="):
+        low = LoRAModifier.Config(rank=1).build()(stored.config.clone()).build()
+        with_adapter_factors(low, from_plain(low, unflatten_paths(stored.params), jax.random.key(1)), back)
+    with pytest.raises(KanawaError, match="the model has no adapter to write"):
+        save_adapter(tmp_path / "none", stored)
+
+
+def test_peft_computes_with_what_is_written_what_we_do(tmp_path, stored):
+    """The folder fixtures/peft is what is written here; make_peft_logits.py had peft compute its logits."""
+    cfg = LoRAModifier.Config(rank=2, alpha=6.0).build()(stored.config.clone())
+    module, draw = cfg.build(), np.random.default_rng(0)
+    params = dict(stored.params)
+    for path, spec in sorted(flatten_paths(kn.param_specs(module)).items()):
+        if ".adapter." in path:
+            params[path] = (0.2 * draw.standard_normal(spec.shape)).astype(np.float32)
+    save_adapter(tmp_path / "adapter", StoredModel(cfg, params))
+    made = FIXTURES / "peft"
+    for name in (CONFIG, TENSORS):
+        assert (tmp_path / "adapter" / name).read_bytes() == (made / name).read_bytes()
+    theirs = np.load(made / "logits.npz")
+    logits = kn.functional(module, "predict")(unflatten_paths(params), {}, theirs["ids"])[0]
+    np.testing.assert_allclose(logits, theirs["logits"], atol=2e-5)
+    plain = kn.functional(stored.config.build(), "predict")(unflatten_paths(stored.params), {}, theirs["ids"])[0]
+    assert np.abs(plain - theirs["logits"]).max() > 0.1

@@ -100,6 +100,33 @@ def adapter_factors(module: Module, params: Mapping[str, Any]) -> dict[str, tupl
     return factors
 
 
+def with_adapter_factors(module: Module, params: Mapping[str, Any], factors: Mapping[str, tuple[Any, Any]]) -> Tree:
+    """Returns parameters with stored factors, by the path of their projection, in the module's own adapters.
+
+    Other adapters stay as they are. Raises ModuleError for a projection without an adapter, for one that is no product
+    of two factors, and for a higher rank.
+    """
+    flat, left = dict(flatten_paths(params)), dict(factors)
+    for path, node, _ in _weighted(module):
+        for name in node.weight_specs:
+            adapter, below = node.adapter_of(name), _join(path, "adapter") + "."
+            if adapter is None or path not in left:
+                continue
+            own = {p.removeprefix(below): np.asarray(leaf) for p, leaf in flat.items() if p.startswith(below)}
+            made = adapter.with_factors(own, *left.pop(path))
+            if made is None:
+                message = f"{below}: a {type(adapter).__name__} can't take the factors of a stored adapter; take lora"
+                raise ModuleError(message)
+            flat |= {below + part: leaf for part, leaf in made.items()}
+    if left:
+        message = (
+            f"the stored adapter changes {', '.join(sorted(left))}, and the model has no adapter there; name these "
+            "among the targets, or leave targets out: --modify lora"
+        )
+        raise ModuleError(message)
+    return unflatten_paths(flat)
+
+
 def _factors(adapter: Adapter, own: Mapping[str, np.ndarray], depth: int) -> tuple[Any, Any] | None:
     if depth == 0:
         return adapter.factors(own)

@@ -87,6 +87,16 @@ class Adapter(Module):
         del params
         return None
 
+    @nowrap
+    def with_factors(self, params: Mapping[str, Any], a: Any, b: Any) -> dict[str, Any] | None:
+        """Returns parameters whose `factors` multiply to those of a and b, of this rank or a lower one; host arrays.
+
+        Both sides may have the leading axes of stacks. None, by default, for what has no factors. Raises ModuleError
+        for a higher rank.
+        """
+        del params, a, b
+        return None
+
 
 class AdapterPool(Adapter):
     """Several adapters side by side: each token uses the one in the slot of its sequence.

@@ -1,4 +1,4 @@
-"""`kanawa convert`: models from Hugging Face folders and back, every tensor accounted for."""
+"""`kanawa convert`: models from Hugging Face folders and back, every tensor accounted for; adapters for peft."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def command() -> Command:
         example=(
             "kanawa convert from-hf downloads/Llama-3.2-1B runs/llama --dry-run\n"
             "kanawa convert from-hf downloads/Llama-3.2-1B runs/llama\n"
-            "kanawa convert to-hf runs/llama exports/llama --dtype bfloat16 --shard-size 2GB"
+            "kanawa convert to-hf runs/llama exports/llama --dtype bfloat16 --shard-size 2GB\n"
+            "kanawa convert to-peft runs/tuned exports/adapter"
         ),
     )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.add_argument("direction", choices=["from-hf", "to-hf"], help="where from, or where to")
+    parser.add_argument("direction", choices=["from-hf", "to-hf", "to-peft"], help="where from, or where to")
     parser.add_argument("source", metavar="SRC", type=Path, help="a Hugging Face folder, or a run directory")
     parser.add_argument("destination", metavar="DST", type=Path, nargs="?", help="a new directory")
     parser.add_argument("--dry-run", action="store_true", help="list every tensor and write nothing")
@@ -59,9 +60,28 @@ def run(args: argparse.Namespace) -> int:
         raise ConvertError(message)
     if not args.dry_run:
         check_free(args.destination)
+    if args.direction == "to-peft":
+        _to_peft(args)
+        return 0
     record = _from_hf(args) if args.direction == "from-hf" else _to_hf(args)
     _report(args, record)
     return 0
+
+
+def _to_peft(args: argparse.Namespace) -> None:
+    from kanawa.cli.output import write, write_json
+
+    from kanawa_layers.convert.errors import ConvertError
+    from kanawa_layers.convert.peft import save_adapter
+
+    if args.dry_run:
+        message = "to-peft has no --dry-run: it writes the adapter alone, which is small"
+        raise ConvertError(message)
+    names = save_adapter(args.destination, _store_of(args.source).load(args.source, args.step))
+    if args.json:
+        write_json({"tensors": names, "source": str(args.source), "written": str(args.destination)})
+        return
+    write(f"{len(names)} tensors of the adapter; written to {args.destination}")
 
 
 def _from_hf(args: argparse.Namespace) -> dict[str, Any]:

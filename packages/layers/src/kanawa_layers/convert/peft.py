@@ -1,6 +1,9 @@
 """Adapter folders of the peft library: adapter_config.json and adapter_model.safetensors."""
 
+import json
 import math
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,15 +12,17 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
-from kanawa.composition.plain import adapter_factors
+from kanawa.composition.plain import adapter_factors, plain_config, with_adapter_factors
 from kanawa.config import Config
-from kanawa.contracts import AdapterStore, StoredAdapter
+from kanawa.contracts import AdapterStore, StoredAdapter, StoredModel
 from kanawa.errors import did_you_mean
 from kanawa.foreign import ForeignTensor
 from kanawa.guarded_read import check_readable, guarded_json, stays_inside
 
+from kanawa_layers.convert.accounting import foreign_value
 from kanawa_layers.convert.errors import ConvertError, PickleRefusedError
-from kanawa_layers.convert.safetensors_file import Entry, read_header
+from kanawa_layers.convert.huggingface import check_free
+from kanawa_layers.convert.safetensors_file import Entry, read_header, write_file
 from kanawa_layers.modifiers.weights import adapt
 from kanawa_layers.tune.lora import LoRA
 
@@ -72,6 +77,50 @@ class PeftStore(AdapterStore):
             _fill(arrays, wanted[ours], _filled_up(entries[name], wanted[ours], scale, directory, name))
         factors = adapter_factors(module, unflatten_paths(arrays))
         return StoredAdapter({p: (np.asarray(a), np.asarray(b)) for p, (a, b) in factors.items() if jnp.any(b)})
+
+
+def save_adapter(directory: Path, model: StoredModel) -> list[str]:
+    """Writes a model's LoRA adapters as `peft` reads them, fp32; returns the tensors' names.
+
+    Raises ConvertError for a model without adapters, and where the folder is in use; ModuleError for adapters that
+    aren't products of two factors (DoRA).
+    """
+    check_free(directory)
+    module = model.config.build()
+    factors = adapter_factors(module, unflatten_paths(model.params))
+    found = {(node.rank, node.alpha) for _, node in model.config.walk() if isinstance(node, LoRA.Config)}
+    if not factors:
+        message = "the model has no adapter to write: train it with --modify lora, or write the model with to-hf"
+        raise ConvertError(message)
+    rank = max(a.shape[-1] for a, _ in factors.values())
+    # With several ranks each is filled up to the largest, and its scale is part of its factors.
+    alpha = next(iter(found))[1] if len(found) == 1 else float(rank)
+    twin = adapt(plain_config(model.config), LoRA.Config(rank=rank, alpha=alpha), ("**",)).build()
+    plain = {path: np.zeros(spec.shape, np.float32) for path, spec in flatten_paths(kn.param_specs(twin)).items()
+             if ".adapter." in path}  # fmt: skip
+    arrays = flatten_paths(with_adapter_factors(twin, unflatten_paths(plain), factors))
+    changed = tuple(f"{path}." for path in factors)
+    tensors = {
+        _PREFIX + name: foreign_value(tensor, arrays, {}, np.float32)
+        for name, tensor in kn.foreign.table_of(twin).tensors.items()
+        if ".lora_" in name and any(part.path.startswith(changed) for part in tensor.parts)
+    }
+    targets = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors})
+    settings = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": alpha, "target_modules": targets,
+        "lora_dropout": 0.0, "bias": "none", "inference_mode": True, "init_lora_weights": True, "use_dora": False,
+        "use_rslora": False, "fan_in_fan_out": False, "modules_to_save": None, "base_model_name_or_path": None,
+    }  # fmt: skip
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        write_file(partial / TENSORS, {n: ("F32", x.shape) for n, x in tensors.items()}, tensors.__getitem__)
+        (partial / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+        os.replace(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sorted(tensors)
 
 
 def _settings(directory: Path) -> Mapping[str, Any]:

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import kanawa as kn
+import numpy as np
 from jaxtyping import Array, Float
 from kanawa.arrays.broadcast import along_last
 from kanawa.contracts import Adapter
+from kanawa.errors import ModuleError
 from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.basic.dropout import Dropout
@@ -60,6 +63,20 @@ class LoRA(Adapter):
     def factors(self, params: Mapping[str, Array]) -> tuple[Array, Array]:
         """Returns lora_a and alpha / rank * lora_b."""
         return params["lora_a"], self.scale * params["lora_b"]
+
+    @kn.nowrap
+    def with_factors(self, params: Mapping[str, Array], a: Any, b: Any) -> dict[str, Any]:
+        """Returns them with what is left of the rank as it was in lora_a, and zero in lora_b: it learns from there."""
+        rank, stored = self.config.rank, a.shape[-1]
+        if stored > rank:
+            message = (
+                f"{self.path} has rank {rank}, and the stored adapter rank {stored}; set --modify lora:rank={stored}"
+            )
+            raise ModuleError(message)
+        rest = np.asarray(params["lora_a"])[..., stored:]
+        axis = b.ndim - 1 - len(self.config.output_shape)
+        widths = [(0, rank - stored if i == axis else 0) for i in range(b.ndim)]
+        return {"lora_a": np.concatenate([a, rest], axis=-1), "lora_b": np.pad(np.asarray(b) / self.scale, widths)}
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:

@@ -1,4 +1,4 @@
-"""LoRA adapters in folders: found by the installed store that knows the folder, such as that of our own runs."""
+"""LoRA adapters of our own runs, as an adapter store."""
 
 from pathlib import Path
 
@@ -9,29 +9,11 @@ from kanawa.config import Config
 from kanawa.contracts import AdapterStore, StoredAdapter
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
-from kanawa.plugins import ask_each, host
 
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
-from kanawa_runtime.runs.run_path import check_is_directory
 
 _MAX_NAMED = 5
-
-
-def load_adapter(directory: Path, model: Config) -> StoredAdapter:
-    """Returns the adapter in a folder, made for a model with this config.
-
-    Raises UsageError where no catalogued store knows the folder, and what the store raises.
-    """
-    check_is_directory(directory)
-    for _, store, holds in ask_each("adapter_stores", lambda store: store.holds(directory)):
-        if holds:
-            # Names of projections don't depend on the form that the model stores its weights in.
-            stored: StoredAdapter = store.load(directory, plain_config(model))
-            return stored
-    names = ", ".join(sorted(state.name for state in host().components("adapter_stores")))
-    message = f"{directory} holds no adapter of a known kind ({names}): a run that trained one, or a folder of peft"
-    raise UsageError(message)
 
 
 class RunAdapters(AdapterStore):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.composition.plain import with_adapter_factors
 from kanawa.contracts import (
     Batch,
     CheckpointError,
@@ -19,6 +20,8 @@ from kanawa.contracts import (
     Program,
     Restored,
     RolloutBatch,
+    StoredAdapter,
+    StoredModel,
     companions_of,
     without_companion_params,
     without_companions,
@@ -31,6 +34,7 @@ from kanawa.plugins import host
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.layout import recorded_commits
+from kanawa_runtime.runs.adapter_folder import holds_adapter_alone, load_adapter
 from kanawa_runtime.runs.imported import check_sound, fitted, place, stored_model
 from kanawa_runtime.runs.run_directory import EVENTS, checkpoints_of, unwritable
 from kanawa_runtime.runs.tokenizer_file import TOKENIZER
@@ -310,10 +314,13 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     own = unflatten_paths(without_companion_params(flatten_paths(abstract.params), module))
     trained = without_companions(module.config).build() if companions_of(module) else module
     with attempt.screen.phase(f"reading {shown(source)}"), attempt.sections.within("restore"):
-        stored = stored_model(Path(source))
+        stored, adapter = _stored_start(attempt, Path(source), trained)
         check_sound(stored, source)
         if mapping is None:
-            params = flatten_paths(state.params) | flatten_paths(place(fitted(stored, trained), own))
+            begun = fitted(stored, trained)
+            if adapter is not None:
+                begun = flatten_paths(with_adapter_factors(trained, unflatten_paths(begun), adapter.factors))
+            params = flatten_paths(state.params) | flatten_paths(place(begun, own))
             old = flatten_paths(state.state)
             kept = without_companion_params(flatten_paths(abstract.state), module)
             values = old | flatten_paths(place(stored.state, unflatten_paths(kept)))
@@ -329,6 +336,20 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     for line in () if account is None else account.lines():
         attempt.screen.say(line)
     return Origin("initialised", path=source), _with_companions(attempt, state, abstract)
+
+
+def _stored_start(attempt: Attempt, source: Path, module: Module) -> tuple[StoredModel, StoredAdapter | None]:
+    """Returns the model to start from; of a folder with an adapter alone that of the experiment, and the adapter."""
+    if not holds_adapter_alone(source):
+        return stored_model(source), None
+    base = attempt.prepared.composition.source
+    if base is None or attempt.config.init_from is not None:
+        message = (
+            f"{shown(source)} holds an adapter and no model: name the folder of its model, as in kanawa train FOLDER "
+            f"--init-from {shown(source)} --modify lora, without init_from"
+        )
+        raise UsageError(message)
+    return stored_model(base), load_adapter(source, module.config)
 
 
 def _with_companions(attempt: Attempt, state: TrainState, abstract: TrainState) -> TrainState:

@@ -11,9 +11,9 @@ from kanawa.errors import UsageError
 from kanawa_runtime.data.chats.template import template_of
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, tokenizer_of, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.runs.adapter_folder import load_adapter
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
 from kanawa_runtime.runs.run_directory import ORIGIN
-from kanawa_runtime.serve.adapter_store import load_adapter
 from kanawa_runtime.serve.disaggregated.pairing import Pairing
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
