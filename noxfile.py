@@ -363,6 +363,7 @@ def benchmarks(session: nox.Session) -> None:
     scripts = sorted((ROOT / "benchmarks").glob("*.py"))
     # Those that need a GPU, or another library's environment, run by hand on a machine with one.
     by_hand = {
+        "data_pipeline_side",
         "serving",
         "serving_side",
         "torch_llama",
