@@ -23,7 +23,7 @@ import numpy as np
 
 from kanawa_runtime.data.corpus import Document
 from kanawa_runtime.data.errors import ShardError
-from kanawa_runtime.data.shards import VERSION, Example, ShardHead, read_head, write_shard
+from kanawa_runtime.data.shards import VERSION, Example, ShardHead, id_dtype, read_head, write_shard
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import tokenizer_from_bytes
 
@@ -47,7 +47,8 @@ def default_processes() -> int:
 
 def text_example(data: bytes, tokenizer: Tokenizer) -> Example:
     """Returns a document's ids between its begin and end tokens."""
-    return Example(np.concatenate([[tokenizer.bos_id], tokenizer.encode(data), [tokenizer.eos_id]]))
+    ids = np.concatenate([[tokenizer.bos_id], tokenizer.encode(data), [tokenizer.eos_id]], dtype=np.int32)
+    return Example(ids)
 
 
 def text_shards(
@@ -112,7 +113,9 @@ def _key(batch: list[bytes], tokenizer: Tokenizer) -> str:
 
 def encoded_batch(batch: list[bytes], key: str, tokenizer: Tokenizer, folder: Path) -> ShardHead:
     """Encodes documents and writes their shard; returns its head."""
-    examples = [text_example(data, tokenizer) for data in batch]
+    dtype = id_dtype(tokenizer.vocab_size)
+    # Narrowed at once: a batch of bytes has 16 million ids.
+    examples = [Example(text_example(data, tokenizer).ids.astype(dtype)) for data in batch]
     num_bytes = sum(map(len, batch))
     return write_shard(folder, key, examples, tokenizer.vocab_size, tokenizer.byte_lengths, num_bytes)
 

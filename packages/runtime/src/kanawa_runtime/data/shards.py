@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 #: Part of every key and header: raise it when the layout changes.
 VERSION = 1
 _ALIGNMENT = 64
+#: Ids whose bytes are counted in one go.
+_PART_TOKENS = 1 << 20
 _DIGEST_BYTES = 32
 
 
@@ -68,14 +70,15 @@ def write_shard(
 ) -> ShardHead:
     """Writes examples as one file, whole or not at all; raises ShardError where the disk refuses."""
     dtype = np.dtype(id_dtype(vocab_size))
-    ids = np.concatenate([example.ids for example in examples]).astype(dtype)
+    ids = np.concatenate([example.ids for example in examples], dtype=dtype, casting="unsafe")
     lengths = np.array([len(example.ids) for example in examples], np.uint32)
     values = [ids.tobytes()]
     weighted = any(example.weights is not None for example in examples)
     if weighted:
         weights = [np.ones(len(e.ids), np.float32) if e.weights is None else e.weights for e in examples]
         values.append(np.concatenate(weights).astype(np.float32).tobytes())
-    spelled = int(byte_lengths[ids].sum(dtype=np.int64))
+    parts = range(0, len(ids), _PART_TOKENS)
+    spelled = sum(int(byte_lengths[ids[begin : begin + _PART_TOKENS]].sum(dtype=np.int64)) for begin in parts)
     digests = (hashlib.sha256(lengths.tobytes()).hexdigest(), hashlib.sha256(b"".join(values)).hexdigest())
     head = ShardHead(key, len(examples), len(ids), text_bytes, spelled, dtype.str, weighted, *digests)
     line = _head_line(head)
