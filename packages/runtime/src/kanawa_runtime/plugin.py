@@ -14,6 +14,11 @@ def kanawa_kinds() -> list[Kind]:
         Kind("corpora", "documents to read text from", subclass_of="kanawa_runtime.data.corpus:Corpus"),
         Kind("records", "records of files", subclass_of="kanawa_runtime.data.records.record:Records"),
         Kind("rewards", "functions that say how good a rollout is", instance_of="collections.abc:Callable"),
+        Kind(
+            "interactions",
+            "what answers a policy between its turns: tools, games, users",
+            subclass_of="kanawa_runtime.rollouts.interaction:Interaction",
+        ),
         Kind("samplers", "writers of text during training", instance_of="collections.abc:Callable"),
         Kind(
             "launchers",

@@ -224,5 +224,5 @@ def rollout_of(asked: Any, drawn: Drawn, tokenizer: Tokenizer | None) -> Rollout
     reason = drawn.finish_reason
     return Rollout(
         prompt_ids=asked.prompt, completion_ids=drawn.ids, answer_ids=asked.answer, finish_reason=reason,
-        record=getattr(asked, "record", {}), **texts,
+        record=getattr(asked, "record", {}), episode=drawn.episode, **texts,
     )  # fmt: skip

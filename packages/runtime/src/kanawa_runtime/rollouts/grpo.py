@@ -11,6 +11,7 @@ from kanawa_runtime.data.chats.source import ChatSource
 from kanawa_runtime.data.mixture import Mixture
 from kanawa_runtime.data.records.of_data import records_of
 from kanawa_runtime.rollouts.advantages import centred, group_relative
+from kanawa_runtime.rollouts.interaction import Interaction
 from kanawa_runtime.rollouts.rollouts import Rollouts
 
 
@@ -36,6 +37,7 @@ class GRPO(kn.Modifier):
         updates: kn.Size = 1
         kl: kn.NonNegative = 0.0
         dr: bool = False
+        interaction: Annotated[Interaction.Config | None, kn.Named("interactions")] = None
         exact: bool = False
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -55,7 +57,8 @@ class GRPO(kn.Modifier):
         rollouts = Rollouts(
             rewards=own.rewards or (own.reward,), weights=own.weights, group_size=own.group_size,
             new_tokens=own.new_tokens, updates=own.updates, prompt_tokens=own.prompt_tokens,
-            exact=own.exact, reference=own.kl > 0, advantages=centred if own.dr else group_relative,
+            interaction=own.interaction, exact=own.exact, reference=own.kl > 0,
+            advantages=centred if own.dr else group_relative,
         )  # fmt: skip
         if own.prompt_tokens is None:
             _ask(cfg)

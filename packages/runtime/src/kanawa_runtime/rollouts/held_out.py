@@ -11,8 +11,8 @@ from kanawa.contracts.data import Tokenizer
 from kanawa_runtime.rollouts.exchange import Exchange
 from kanawa_runtime.rollouts.groups import rollout_of
 from kanawa_runtime.rollouts.judge import Judge
-from kanawa_runtime.rollouts.prompts import asked
-from kanawa_runtime.rollouts.sampler import EngineSampler, seed_of
+from kanawa_runtime.rollouts.prompts import Asked, asked
+from kanawa_runtime.rollouts.sampler import Drawn, seed_of
 
 #: Apart from the steps, whose numbers are never negative.
 _STREAM = -1
@@ -29,24 +29,20 @@ class HeldOut:
         self.count: int = 0 if source is None else min(source.num_rows or 0, cfg.evaluation_prompts)
 
     def evaluate(
-        self, seed: int, stops: tuple[int, ...], sampler: EngineSampler, check: Callable[[Sequence[Any]], None]
+        self, seed: int, draw: Callable[[Sequence[Asked], Sequence[int]], list[Drawn]], most: int
     ) -> dict[str, Any]:
         """Returns `reward`, `rewards` by name where there are several, and over how many prompts. All processes call.
 
-        Each process draws its share. Rollouts that weren't rated are left out of the means, and counted.
+        Each process has its share drawn by seeds, at most `most` at once. Rollouts that weren't rated are left out of
+        the means, and counted.
         """
         cfg, values = self._config, []
         own = range(jax.process_index(), self.count, jax.process_count())
-        step = sampler.engine.config.max_queued
-        for begin in range(0, len(own), step):
-            rows = own[begin : begin + step]
+        for begin in range(0, len(own), most):
+            rows = own[begin : begin + most]
             assert self._source is not None
             questions = [asked(self._source, row, cfg.prompt_tokens) for row in rows]
-            prompts = [one.prompt for one in questions]
-            check(prompts)
-            drawn = sampler.draw(
-                prompts, [cfg.new_tokens] * len(prompts), stops, [seed_of(seed, _STREAM, row) for row in rows]
-            )
+            drawn = draw(questions, [seed_of(seed, _STREAM, row) for row in rows])
             rollouts = [rollout_of(*pair, self._tokenizer) for pair in zip(questions, drawn, strict=True)]
             for value in self._judge.rate(rollouts).values:
                 values.append([None if np.isnan(x) else float(x) for x in value])

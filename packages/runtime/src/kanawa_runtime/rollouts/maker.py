@@ -20,6 +20,7 @@ from kanawa_runtime.rollouts.exact import RepeatedDraws, exact_rounding
 from kanawa_runtime.rollouts.exchange import Exchange
 from kanawa_runtime.rollouts.groups import Groups, GroupWriter, advantages_of, figures_of, rollout_of
 from kanawa_runtime.rollouts.held_out import HeldOut
+from kanawa_runtime.rollouts.interaction import played
 from kanawa_runtime.rollouts.judge import Judge
 from kanawa_runtime.rollouts.prompts import Asked, Grouped
 from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler, RolloutError, seed_of
@@ -65,6 +66,7 @@ class RolloutMaker(RolloutWriter):
             exchange=Exchange("groups"),
         )  # fmt: skip
         self._saving = Exchange("saved")
+        self._interaction = None if cfg.interaction is None else cfg.interaction.build()
         self._held_out = HeldOut(cfg, source.held_out(), judge, self._groups.weights, self._tokenizer)
         if cfg.exact:
             engine.set(noisy_draws=True)
@@ -134,11 +136,8 @@ class RolloutMaker(RolloutWriter):
             return source.asked(first_row + place, attempt, cfg.prompt_tokens)
 
         def draw(questions: Sequence[Asked], places: Sequence[int], attempt: int) -> list[Drawn]:
-            prompts = [one.prompt for one in questions]
-            self._check_lengths(prompts)
             seeds = [seed_of(self._seed, step, place, attempt=attempt) for place in places]
-            drawer = self.sampler if self._repeated is None else self._repeated
-            return drawer.draw(prompts, [cfg.new_tokens] * len(prompts), self._stops, seeds)
+            return self._completed(questions, seeds, self.sampler if self._repeated is None else self._repeated)
 
         groups = self._groups.write(asked, draw)
         totals = self._groups.totals(groups.rewards)
@@ -161,6 +160,22 @@ class RolloutMaker(RolloutWriter):
         if cfg.logged_completions:
             figures["completions"] = self._logged(groups, totals.reshape(-1), advantages, step)
         return Written(batch, figures, first_row)
+
+    def _completed(
+        self, questions: Sequence[Asked], seeds: Sequence[int], drawer: EngineSampler | RepeatedDraws
+    ) -> list[Drawn]:
+        """Returns a completion of each question, in as many turns as the interaction lets it have."""
+        prompts = [one.prompt for one in questions]
+        self._check_lengths(prompts)
+        if self._interaction is None:
+            return drawer.draw(prompts, [self.config.new_tokens] * len(prompts), self._stops, seeds)
+
+        def turn(
+            prompts: Sequence[tuple[int, ...]], limits: Sequence[int], seeds: Sequence[int]
+        ) -> list[Drawn]:  # fmt: skip
+            return drawer.draw(prompts, limits, self._stops, seeds)
+
+        return played(self._interaction, questions, seeds, turn, self.config.new_tokens, self._tokenizer)
 
     def _logged(
         self, groups: Groups, totals: np.ndarray, advantages: np.ndarray, step: int
@@ -209,7 +224,8 @@ class RolloutMaker(RolloutWriter):
             # The engine has one set of weights at a time.
             self._ahead.exception()
         self.sampler.load(params, state)
-        return self._held_out.evaluate(self._seed, self._stops, self.sampler, self._check_lengths)
+        draw = functools.partial(self._completed, drawer=self.sampler)
+        return self._held_out.evaluate(self._seed, draw, self.sampler.engine.config.max_queued)
 
     # --- for a resumed run -----------------------------------------------------------------------------------
 

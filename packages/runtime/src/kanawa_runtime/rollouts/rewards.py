@@ -26,6 +26,8 @@ class Rollout:
     completion: str = ""
     answer: str = ""
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: What an interaction made of its turns; None without one.
+    episode: Any = None
 
 
 def exact_match(rollout: Rollout) -> float:

@@ -9,6 +9,7 @@ from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch, Ro
 
 from kanawa_runtime.rollouts.advantages import group_relative
 from kanawa_runtime.rollouts.exact import exact_rounding
+from kanawa_runtime.rollouts.interaction import Interaction
 from kanawa_runtime.rollouts.prompts import Grouped
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.train.rollout_slot import RolloutConfig, RolloutWriter, TrainedPart
@@ -40,6 +41,8 @@ class Rollouts(RolloutConfig):
     attempts: Size = 1
     updates: Size = 1
     off_policy: bool = False
+    #: What answers the policy between its turns; without one there is one turn.
+    interaction: Interaction.Config | None = None
     reference: bool = False
     #: Every token is one that the trainer's program draws, its log-probability the training step's bit for bit.
     exact: bool = False
@@ -111,7 +114,7 @@ class Rollouts(RolloutConfig):
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
         problems = self._problems_of_model(model) + self._problems_of_rewards()
-        for field, usual in (("off_policy", False), ("attempts", 1)):
+        for field, usual in (("off_policy", False), ("attempts", 1), ("interaction", None)):
             if self.exact and getattr(self, field) != usual:
                 problems.append(
                     f"rollouts.exact and rollouts.{field} are set: then no batch is drawn as a whole by the "

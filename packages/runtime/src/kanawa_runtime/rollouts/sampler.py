@@ -19,13 +19,14 @@ class RolloutError(KanawaError):
 class Drawn(NamedTuple):
     """Ids with their log-probabilities, a stop token included, and why there are no more.
 
-    `mask` says which of them the policy drew; None: all. The others came from an environment.
+    `mask` says which of them the policy drew, None: all; an interaction wrote the others, and `episode` is its own.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
     mask: tuple[bool, ...] | None = None
+    episode: Any = None
 
     @property
     def num_drawn(self) -> int:
