@@ -32,6 +32,8 @@ class Turn:
 class Interaction(Configurable):
     """Answers the policy between its turns. One object serves a run; what belongs to a rollout is in its episode.
 
+    It hears of every turn, also of one that was cut off because the row is full.
+
     Answers must depend on the question and the turns alone: a resumed run and other numbers of processes repeat them.
     """
 
@@ -93,16 +95,14 @@ def played(
         for i, turn in zip(open_ones, turns, strict=True):
             episode = episodes[i]
             episode.add(turn.ids, turn.logprobs, drawn=True)
-            if len(episode.ids) >= new_tokens:
-                episode.reason = turn.finish_reason
-                continue
             text = "" if tokenizer is None else tokenizer.decode([t for t in turn.ids if t < tokenizer.vocab_size])
             reply = _called(interaction.reply, episode.state, Turn(number=number, ids=turn.ids, text=text))
             if reply is None:
+                episode.reason = turn.finish_reason
                 continue
             ids = _ids(reply, tokenizer, interaction)
             if len(episode.ids) + len(ids) >= new_tokens:
-                # There is no room for another turn: the policy was cut off.
+                # There is no room for another turn.
                 episode.reason = "length"
                 continue
             episode.add(ids, [0.0] * len(ids), drawn=False)
@@ -119,8 +119,7 @@ def _called(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
-        of = f"{public_name(type(getattr(function, '__self__', None)))}.{function.__name__}"
-        message = f"rollouts.interaction: {of} raised {type(error).__name__}: {error}"
+        message = f"rollouts.interaction: {function.__qualname__} raised {type(error).__name__}: {error}"
         raise RolloutError(message) from error
 
 
