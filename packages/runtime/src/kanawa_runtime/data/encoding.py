@@ -188,7 +188,7 @@ class _Pool:
 
     def _started(self) -> "subprocess.Popen[bytes]":
         # Not multiprocessing: it would run the main module again, which a notebook or a script needn't survive.
-        command = [sys.executable, "-m", __name__]
+        command = [sys.executable, "-P", "-m", __name__]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TOKENIZERS_PARALLELISM": "false"}
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
