@@ -119,6 +119,19 @@ def test_a_run_without_held_out_data_is_scored_on_its_tasks_alone(folder, tmp_pa
     assert record["tasks"].keys() == {"sky/acc", "sky/acc_stderr"}
 
 
+def test_a_teacher_inside_the_loss_answers_nothing(trained, folder, tmp_path):
+    files = [folder / "ending.yml", folder / "said.yaml"]
+    named = ",".join(map(str, files))
+    modify = [f"evaluate:tasks=[{named}],every=4", f"distill:teacher={trained.directory},mix=1"]
+    run = kn.train(str(trained.directory), run=tmp_path / "run", modify=modify, steps=4, set={"services": ()})
+    numbers, teachers = {}, {}
+    for own, other in zip(run.evaluate_tasks(files), trained.evaluate_tasks(files), strict=True):
+        numbers |= own.numbers()
+        teachers |= other.numbers()
+    assert scores(run)[4] == pytest.approx(numbers, rel=1e-5)
+    assert numbers["ending/perplexity"] != teachers["ending/perplexity"]
+
+
 def gang(folder, run, task):
     command = [sys.executable, "-m", "kanawa.cli", "launch", "local", "quickstart", "--processes=2", f"--run={run}"]
     command += ["--steps", "2", "--data", str(folder / "text.jsonl"), "--modify", f"evaluate:tasks={folder / task}"]

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import kanawa as kn
-from kanawa.contracts import DataSource, Environment, Model
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.contracts import (
+    DataSource,
+    Environment,
+    Model,
+    companions_of,
+    without_companion_params,
+    without_companions,
+)
 from kanawa.errors import ConfigError, UsageError
 
 from kanawa_runtime.data.records.listing import matching_files
@@ -42,25 +50,31 @@ class Tasks(TaskSuite):
         lengths = (model.trained_length(), source.config.sequence_length)
         longest = max(length for length in lengths if length is not None)
         multiple = 1 if environment.mesh is None else batch_size
-        evaluator = TaskEvaluator(tasks, model, source.tokenizer, environment, max_length=longest, multiple=multiple)
+        # A teacher or a reference inside the loss answers nothing.
+        alone = without_companions(model.config).build() if companions_of(model) else model
+        evaluator = TaskEvaluator(tasks, alone, source.tokenizer, environment, max_length=longest, multiple=multiple)
         for name, count in evaluator.truncated.items():
             why = "are longer than the model takes: their oldest tokens are cut off"
             logger.warning("%d requests of the task %s %s (%d tokens)", count, name, why, longest)
-        return _Scorer(evaluator)
+        return _Scorer(evaluator, model)
 
 
 class _Scorer(TaskScorer):
-    def __init__(self, evaluator: TaskEvaluator) -> None:
-        self._evaluator = evaluator
+    def __init__(self, evaluator: TaskEvaluator, trained: Model) -> None:
+        self._evaluator, self._trained = evaluator, trained
 
     def scores(self, params: Any, state: Any, until: Callable[[], bool]) -> Mapping[str, float] | None:
         """Returns the numbers of all tasks; see `TaskResult.numbers`."""
-        results = self._evaluator.evaluate(params, state, until)
+        results = self._evaluator.evaluate(self._own(params), self._own(state), until)
         return None if results is None else {k: v for result in results for k, v in result.numbers().items()}
 
     def close(self) -> None:
         """Ends the engine."""
         self._evaluator.close()
+
+    def _own(self, tree: Any) -> Any:
+        """Returns arrays without those of the companions of the model in training."""
+        return unflatten_paths(without_companion_params(flatten_paths(tree), self._trained))
 
 
 def _listed(text: str) -> tuple[str, ...]:
