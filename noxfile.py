@@ -354,6 +354,8 @@ def parity(session: nox.Session) -> None:
     session.env["KANAWA_PARITY_EXPORT"] = str(exported)
     run_tests(session, "packages/layers", "-k", "test_parity")
     session.run(python, str(scripts / "verify_export.py"), str(exported), str(fresh), external=True)
+    install(session, *EVERYTHING, "kanawa[chat]", test_group("runtime"))
+    session.run("python", "tests/answers_in_transformers.py", python, env=test_environment())
 
 
 @nox.session(default=False)

@@ -35,8 +35,14 @@ def prompt(word: str) -> str:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with `model`, a random Llama with a chat template, and chat.jsonl."""
+    """A folder with `model` and chat.jsonl."""
     folder = tmp_path_factory.mktemp("fine-tuning")
+    write_folder(folder)
+    return folder
+
+
+def write_folder(folder: pathlib.Path) -> None:
+    """Writes `model`, a random Llama with a chat template, and chat.jsonl."""
     sizes = {"vocab_size": 448, "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 256}
     cfg = model_config(json.loads(LLAMA.read_text()) | sizes)
     params = flatten_paths(kn.initialize(cfg.build(), jax.random.key(0)))
@@ -51,7 +57,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         for word in WORDS * 20
     ]
     (folder / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 @pytest.fixture
