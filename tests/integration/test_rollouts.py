@@ -85,6 +85,26 @@ def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
     assert whole[1]["metrics"]["loss.kl"] > 0 == whole[0]["metrics"]["loss.kl"]
 
 
+def test_a_batch_drawn_ahead_is_of_the_parameters_before_the_last_update_and_repeats_after_a_cut(tmp_path):
+    cfg = experiment(steps=4)
+    cfg.rollouts.set(off_policy=True)
+    cfg.checkpoints.set(every_steps=2)
+    ahead = trained(cfg, tmp_path / "ahead")
+    trained(cfg, tmp_path / "cut", steps=2)
+    again = trained(cfg, tmp_path / "cut", steps=4)
+    facts = [[(e["loss"], e["reward"], e["metrics"]["gradient_norm"]) for e in events] for events in (ahead, again)]
+    assert facts[0] == facts[1]
+    assert all("rollout_wait_seconds" in event for event in ahead)
+    # The first two batches are drawn by the first parameters: with those, and no update, so is everything.
+    still = experiment(steps=2)
+    still.learner.schedule.set(peak=1e-30)
+    unmoved = trained(still, tmp_path / "still")
+    assert [event["reward"] for event in ahead[:2]] == [event["reward"] for event in unmoved]
+    # The ratio is to what drew the tokens: after an update it is no longer one.
+    assert ahead[0]["loss"] == pytest.approx(0, abs=1e-6)
+    assert max(abs(event["loss"]) for event in ahead[1:]) > 1e-5
+
+
 def first_letter(rollout):
     """Reads a column of the record that the row was made of."""
     return float(rollout.record["string"][0] == rollout.completion_ids[0])
