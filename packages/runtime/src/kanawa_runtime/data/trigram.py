@@ -4,7 +4,7 @@ It reads the same training text, predicts the same documents, end included, and 
 per byte of text, so its number compares with a model's whatever the tokenizer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -44,13 +44,21 @@ class ByteTrigram:
             total -= float(np.log(self._probabilities.ravel()[_trigrams(chunk)], dtype=np.float64).sum())
         return total
 
-    def nats_per_byte(self, documents: Sequence[bytes]) -> float:
+    def nats_per_byte(self, documents: Iterable[bytes]) -> float:
         """Returns `nats` divided by the bytes of text; raises ValueError if there are none."""
-        num_bytes = sum(len(document) for document in documents)
+        num_bytes = 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal num_bytes
+            for document in documents:
+                num_bytes += len(document)
+                yield document
+
+        nats = self.nats(counted())
         if num_bytes == 0:
             message = "nats per byte of no text is undefined: give at least one document that isn't empty"
             raise ValueError(message)
-        return self.nats(documents) / num_bytes
+        return nats / num_bytes
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:

@@ -139,7 +139,7 @@ def trigram_nats_per_byte(source: DataSource) -> float | None:
     read, held_out = source.documents("train"), source.documents("validation")
     if read is None or held_out is None:
         return None
-    return ByteTrigram(read).nats_per_byte(list(held_out))
+    return ByteTrigram(read).nats_per_byte(held_out)
 
 
 def summed_over_hosts(value: float) -> float:
