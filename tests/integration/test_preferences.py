@@ -119,6 +119,35 @@ def test_eight_devices_and_microbatches_give_the_same_losses(folder, tmp_path, m
         np.testing.assert_allclose([e["loss"] for e in other], [e["loss"] for e in plain], rtol=2e-5)
 
 
+def test_a_reference_in_columns_stands_for_a_frozen_copy(folder, tmp_path):
+    """The sums of the first parameters, written into the records, stand for the copy."""
+    start = experiment(folder, ["dpo"], steps=3)
+    model, source = (
+        start.workload().model,
+        start.config.data.clone().set(shuffle=False, epochs=1, validation_one_in=0).build(),
+    )
+    params = start.workload().init().params
+    own = {name: x for name, x in params.items() if name != "loss"}
+    records = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    sums = {}
+    for index in range(source.num_rows):
+        row = source.row(index)
+        batch = source.batch(**{n: None if f is None else row[n][None] for n, f in source.fields.items()})
+        full = {**own, "loss": {"reference": {"model": own}}}
+        emitted = kn.functional(model)(full, {}, batch, emit=("loss.segment_logprobs",))[1].emitted
+        for number, piece in enumerate(source.pieces(index)):
+            both = np.asarray(emitted["loss.segment_logprobs"])[0, 2 * number : 2 * number + 2]
+            sums[json.dumps(source._fields[piece.document])] = both.tolist()
+    for record in records:
+        record["ref_chosen_logps"], record["ref_rejected_logps"] = sums[json.dumps(record)]
+    (folder / "known.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    known = experiment(folder, ["dpo:reference=precomputed"], steps=3, data="known", **{"evaluation.every_steps": 100})
+    events = trained(known, tmp_path / "known")
+    assert events[0]["loss"] == pytest.approx(np.log(2), rel=1e-4)
+    assert events[-1]["loss"] != events[0]["loss"]
+    assert events[-1]["tokens"] > 8 * 4
+
+
 def test_it_can_be_planned(folder):
     record = kn.plan(experiment(folder, ["dpo"]).config, on="cpu-1")
     assert record

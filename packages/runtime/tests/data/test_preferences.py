@@ -125,3 +125,18 @@ def test_labels_that_are_none_and_packings_that_cut_are_refused(source):
         source(JudgedSource, [{"prompt": "a", "completion": "b", "label": "yes"}]).row(0)
     with pytest.raises(Exception, match="pairs must not be cut"):
         source(PairSource, [pair("p", "a", "b")], packing=ConcatenatedPacking.Config())
+
+
+def test_the_reference_may_be_columns_of_the_records(source):
+    records = [
+        pair(f"p{i}", "a", "bb") | {"ref_chosen_logps": -1.0 - i, "ref_rejected_logps": -2.5 - i} for i in range(3)
+    ]
+    rows = source(PairSource, records, reference_columns=True, pairs_per_row=4)
+    row = rows.row(0)
+    assert list(rows.fields)[-1] == "reference_logprobs"
+    by_prompt = {prompt: row["reference_logprobs"][2 * k : 2 * k + 2].tolist()
+                 for k, (_, (prompt, _), _) in enumerate(segments(row))}  # fmt: skip
+    assert by_prompt == {f"p{i}": [-1.0 - i, -2.5 - i] for i in range(3)}
+    del records[1]["ref_rejected_logps"]
+    with pytest.raises(CorpusError, match=r"pairs.jsonl:2: ref_rejected_logps: there is no such column, expected"):
+        source(PairSource, records, reference_columns=True).row(0)

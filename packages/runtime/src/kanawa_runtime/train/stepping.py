@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from kanawa.contracts import Batch, CheckpointSaveError
+from kanawa.contracts import Batch, CheckpointSaveError, PreferenceBatch
 from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
@@ -156,6 +156,9 @@ class Stepper:
         self.state, report = self._stepped()
         faults.reached("in_collective")
         tokens, num_bytes = weight_of(local), bytes_of(self._source, local)
+        if isinstance(local, PreferenceBatch):
+            # The loss is a mean over pairs, so that its weight doesn't count tokens; this host's stand for all.
+            figures = {"tokens": tokens * len(self._abstract_batch.input_ids) / len(local.input_ids)}
         first = self.next_row
         self.step += 1
         self._record_changes(first)

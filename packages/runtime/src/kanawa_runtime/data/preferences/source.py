@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,8 @@ from kanawa_runtime.data.windows import RowPlan
 
 #: What stands between the two sequences of an example, instead of a weight: the label of the first one.
 _GOOD, _BAD = 2.0, 3.0
+#: Columns of the reference's sums, of both completions, as trl names them.
+_REFERENCE = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 class Segment(NamedTuple):
@@ -144,10 +147,32 @@ class PairSource(PairedSource):
     """
 
     class Config(PairedSource.Config):
-        pass
+        #: Whether records bring what the reference policy gave both completions, the sums of their log-probabilities.
+        reference_columns: bool = False
+
+    @property
+    def fields(self) -> Mapping[str, RowField | None]:
+        """Those of every pair, and the reference's sums where the records bring them."""
+        sums = RowField((2 * self.config.pairs_per_row,), "float32", (None,))
+        return {**super().fields, "reference_logprobs": sums if self.config.reference_columns else None}
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns row `index`; see `DataSource.row`."""
+        row = super().row(index)
+        if self.config.reference_columns:
+            sums = row["reference_logprobs"] = np.zeros(2 * self.config.pairs_per_row, np.float32)
+            for number, piece in enumerate(self.pieces(index)):
+                record = self._fields[piece.document]
+                sums[2 * number : 2 * number + 2] = [record[column] for column in _REFERENCE]
+        return row
 
     def example_of(self, fields: Mapping[str, Any]) -> Example:
         """Returns both sequences, the chosen one first; raises RecordError."""
+        for column in _REFERENCE if self.config.reference_columns else ():
+            value = fields.get(column)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                found = f"it is {value!r:.40}" if column in fields else "there is no such column"
+                raise RecordError(at=column, why=f"{found}, expected the reference's log-probability of the completion")
         chosen, rejected = self.completed(fields, "chosen"), self.completed(fields, "rejected")
         if np.array_equal(chosen.ids, rejected.ids):
             raise RecordError(at="chosen", why="it equals `rejected`, so that there is nothing to prefer")
