@@ -9,9 +9,9 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Batch, RolloutBatch, without_companions
 from kanawa.errors import ConfigError, ModuleError
 from kanawa_layers.losses.distillation import divergence
+from kanawa_layers.models.distillation import Distillation, HiddenStates
 from kanawa_layers.models.reference import FrozenModel
 from kanawa_layers.modifiers.language_model import DistillModifier
-from kanawa_layers.tune.distill import Distillation, HiddenStates
 
 from .tiny_llama import TOKENS, logits, tiny
 

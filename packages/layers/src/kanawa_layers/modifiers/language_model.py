@@ -10,12 +10,12 @@ from kanawa.errors import ConfigError
 from kanawa.plugins import component, host
 
 from kanawa_layers.losses.policy import per_row, per_sequence
+from kanawa_layers.models.distillation import Distillation, HiddenStates
 from kanawa_layers.models.head import Head, TiedHead, UntiedHead
 from kanawa_layers.models.policy_loss import PolicyLoss
 from kanawa_layers.models.reference import FrozenModel
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.modifiers.fields import set_fields
-from kanawa_layers.tune.distill import Distillation, HiddenStates
 
 
 class VocabularySize(kn.Modifier):

@@ -1,1 +1,1 @@
-"""Tuning and quantisation: adapters, weight forms, distillation."""
+"""Tuning and quantisation: adapters and weight forms."""
