@@ -2,9 +2,9 @@
 
     python benchmarks/rollouts_off_policy.py --steps 12
 
-Both are runs of `kanawa train grpo-demo` by a gang of two processes (gloo), with a wider model. First the seconds of a
-step are measured as they are. Then one rollout of each process's rows takes as much longer to be rated, as a sandbox or
-a judge may: a tail as long as the rest of the step. The ratio is that of the median step, tail included.
+Both are runs of `kanawa train grpo-demo` by a gang of two processes (gloo), with a model twice as wide. First the
+seconds of a step are measured as they are. Then one rollout of each process's rows takes as much longer to be rated, as
+a sandbox or a judge may: a tail as long as the rest of the step. The ratio is that of the median step, tail included.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def free_port() -> int:
 def step_seconds(folder: Path, steps: int, tail: float, *options: str) -> float:
     """Returns the median seconds of a step of a gang of two, without the first three."""
     settings = [
-        "model.input_dim=384", "model.stack.num_layers=4", "rollouts.rewards=['rollouts_off_policy:slow_reward']",
+        "model.input_dim=128", "rollouts.rewards=['rollouts_off_policy:slow_reward']",
         "evaluation.every_steps=1000", "rollouts.evaluation_prompts=0", "checkpoints.every_steps=1000", *options,
     ]  # fmt: skip
     words = [word for setting in settings for word in ("--set", setting)]
