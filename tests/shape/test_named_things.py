@@ -100,8 +100,10 @@ def _kinds() -> set[str]:
     for package in PACKAGES:
         project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
         kinds |= {group.removeprefix("kanawa.") for group in project.get("entry-points", {})}
-    text = (ROOT / "packages/core/src/kanawa/plugins/kinds.py").read_text()
-    return kinds | set(re.findall(r'Kind\(\s*"([a-z_]+)"', text))
+        declared = (source(package) / "plugin.py", source(package) / "plugins" / "kinds.py")
+        text = "".join(file.read_text() for file in declared if file.exists())
+        kinds |= set(re.findall(r'Kind\(\s*"([a-z_]+)"', text))
+    return kinds
 
 
 def test_classes_exist(definitions):
