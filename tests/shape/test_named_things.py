@@ -23,6 +23,7 @@ OTHERS = {
     *("JobSet", "FailJobSet", "RestartJobSetAndIgnoreMaxRestarts", "BackoffLimitExceeded", "DisruptionTarget"),
     *("KillWait", "GraceTime"),  # of Slurm
     "AsyncCheckpointer",  # of orbax
+    "ElasticIterator",  # of grain
     # Of TorchTitan, in the glossary.
     *("JobConfig", "TrainSpec", "ModelProtocol", "TransformerBlock", "TokenChoiceTopKRouter", "StateDictAdapter"),
 }
