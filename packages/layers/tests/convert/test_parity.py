@@ -19,7 +19,7 @@ from kanawa_layers.convert.folder import open_folder
 from kanawa_layers.convert.huggingface import HuggingFaceStore
 
 FIXTURES = Path(os.environ.get("KANAWA_PARITY") or Path(__file__).parent.parent / "fixtures")
-FAMILIES = sorted(path.name for path in FIXTURES.iterdir() if (path / "logits.npz").exists())
+FAMILIES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json") if (path.parent / "logits.npz").exists())
 #: Of fp32 logits; the largest of them are of size 1 to 10.
 TOLERANCE = 1e-4
 

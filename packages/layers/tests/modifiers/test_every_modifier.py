@@ -52,6 +52,8 @@ CALLS = {
     "weight-only": [":bits=8", ":bits=4,group_size=2"],
     "qlora": [":group_size=2"],
 }
+#: What has to come before a modifier.
+BEFORE = dict.fromkeys(("cispo", "dapo", "gspo"), "policy-loss")
 #: Where a modifier has one call only, and the family is what it makes of others.
 ALREADY = {
     "sinks": {"gpt_oss"},
@@ -104,6 +106,8 @@ def outcome(call, name):
     modifier, values = parse_modifier(call)
     before = Experiment(model=family(name))
     try:
+        if modifier in BEFORE:
+            before = configured(BEFORE[modifier], {})(before)
         after = configured(modifier, values)(before.clone())
         if not kn.diff(before, after):
             return "the same"
