@@ -94,13 +94,17 @@ def test_an_address_that_nobody_speaks_is_no_path(
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("words", [["report", "runs/mine", "--out", "HERE"], ["train", "tiny-lm", "--data", "HERE"]])
-def test_an_address_where_a_file_is_asked_for(
-    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_address_where_a_file_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(folder.rglob("*"))
-    assert main(["s3://bucket/x" if word == "HERE" else word for word in words]) == 2
+    assert main(["report", "runs/mine", "--out", "s3://bucket/x"]) == 2
     assert "s3://bucket/x is an address; expected a local file or folder" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_data_at_an_address_that_nothing_here_reads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.rglob("*"))
+    assert main(["train", "tiny-lm", "--data", "nosuch://bucket/x"]) == 2
+    assert "nosuch" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
 
 

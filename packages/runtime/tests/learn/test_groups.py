@@ -132,5 +132,5 @@ def test_the_modifier_adds_groups_one_after_another():
     first, second = cfg.learner.groups
     assert (first.optimizer.momentum, first.roles) == (0.5, ("embedding",))
     assert (second.optimizer, second.lr_scale) == (None, 2.0)
-    with pytest.raises(ConfigError, match="has no learner with groups"):
+    with pytest.raises(ConfigError, match="has no learner with 'groups'"):
         kn.component("modifiers", "group").Config(name="a").build()(SGD.Config())
