@@ -152,7 +152,7 @@ def test_without_prices_nothing_is_said_of_cost():
 @pytest.mark.parametrize("columns", [40, 60, 80, 140])
 def test_tables_keep_to_the_terminal(monkeypatch, columns):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: __import__("os").terminal_size((columns, 24)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: __import__("os").terminal_size((columns, 24)))
     rows = [("model.stack.layer.attention.query", "12.3 GiB", "24.6 GiB", "all-gather"), ("b", "1 B", "2 B", "c")]
     text = format_table("by module", ("module", "parameters", "optimizer", "kind"), rows)
     assert max(len(line) for line in text.splitlines()) <= columns
