@@ -22,7 +22,7 @@ POINTS = {
         "masks": {"first-four": "{me}.parts:first_four"},
         "modifiers": {"streaming": "{me}.parts:UseSinks"},
     },
-    "csv_texts": {"corpora": {"csv": "{me}.parts:CsvColumn"}, "data": {"mixture": "{me}.parts:Mixture"}},
+    "csv_texts": {"corpora": {"csv": "{me}.parts:CsvColumn"}, "data": {"blend": "{me}.parts:Mixture"}},
     "run_database": {"services": {"sqlite": "{me}.parts:Database"}},
     "loom": {"plugins": {"loom": "{me}.plugin:BACKEND"}, "kernels": {"rms_norm.loom.woven": "{me}.kernel:Woven"}},
     "confident": {
@@ -124,7 +124,7 @@ def test_csv_files_are_mixed_into_the_text(eight):
     rows = "".join(f'{number},"the text of row {number}, with a comma"\n' for number in range(60))
     (eight.folder / "texts.csv").write_text(f"id,body\n{rows}")
     sets = (
-        *("data=mixture", "data.sequence_length=32", "data.second.corpus.files=[texts.csv]"),
+        *("data=blend", "data.sequence_length=32", "data.second.corpus.files=[texts.csv]"),
         *("data.second.corpus.column=body", "batch_size=4", "evaluation.final_batches=1"),
     )
     sets = [text for each in sets for text in ("--set", each)]

@@ -238,7 +238,7 @@ def test_the_modifier_names_what_has_no_place_for_rollouts():
         modifier(FAMILIES["attention"]())
 
 
-PROMPTS = ([(1, 2, 8), (3, 3, 8)], 3, (), [seed_of(0, 1, row) for row in range(2)])
+PROMPTS = ([(1, 2, 8), (3, 3, 8)], [3, 3], (), [seed_of(0, 1, row) for row in range(2)])
 
 
 def drawn_with(sampler, params, *prompts):
@@ -258,7 +258,7 @@ def alone():
     sampler = EngineSampler(model, both[0], {}, Environment(), EngineConfig(**ENGINE))
     drawn = [drawn_with(sampler, each, *PROMPTS) for each in both]
     free = drawn[0][0]
-    ended = drawn_with(sampler, both[0], PROMPTS[0], 3, (free.ids[-1],), PROMPTS[3])[0]
+    ended = drawn_with(sampler, both[0], PROMPTS[0], [3, 3], (free.ids[-1],), PROMPTS[3])[0]
     sampler.close()
     count = free.ids.index(free.ids[-1]) + 1
     assert (ended.ids, ended.finish_reason) == (free.ids[:count], "stop")
