@@ -73,6 +73,7 @@ def test_the_step_computes_the_log_probabilities_of_the_rollouts_bit_for_bit(fam
     assert min(differences(trained(experiment(family, exact=False), tmp_path / "usual", modifiers))) > 0.0
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
     # Cut between two updates on the same rollouts, whose keys have to be in the checkpoint.
     cfg = experiment("attention", updates=2).set(steps=4)

@@ -46,4 +46,5 @@ def test_offloaded_runs_equal_plain_ones():
     wanted = flatten_paths(plain.params)
     for path, value in flatten_paths(moved.params).items():
         assert value.sharding.memory_kind == "device"
-        np.testing.assert_allclose(value, wanted[path], rtol=1e-5, atol=1e-6, err_msg=path)
+        # Sums over shards come in another order where state is split by dimension.
+        np.testing.assert_allclose(value, wanted[path], rtol=1e-5, atol=2e-6, err_msg=path)

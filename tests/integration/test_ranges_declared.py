@@ -20,7 +20,13 @@ UNBOUNDED = {
     "kanawa_layers.basic.conv:Conv.Config.padding",
     "kanawa_parallel.modifiers:Mesh.Config.axes",
     "kanawa_parallel.modifiers:Mesh.Config.dcn_axes",
+    "kanawa_runtime.data.mixture:Mixture.Config.weights",
+    "kanawa_runtime.data.mixture:WeightChange.weights",
+    "kanawa_runtime.learn.add_group:AddGroup.Config.values",
     "kanawa_runtime.learn.choose:ChooseOptimizer.Config.values",
+    "kanawa_runtime.learn.learner_slots:ChooseSchedule.Config.values",
+    "kanawa_runtime.rollouts.grpo:GRPO.Config.weights",
+    "kanawa_runtime.rollouts.rollouts:Rollouts.weights",
     "kanawa_runtime.services.choose:AddService.Config.values",
 }
 OURS = {"kanawa", *(name.replace("-", "_") for name in host().installed() if name.startswith("kanawa-"))}

@@ -87,6 +87,8 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     CorpusError for a glob that matches nothing.
     """
     parts = parts_of(text)
+    if not parts:
+        raise UsageError(_unknown(text))
     weighted = parts[0].weight is not None
     named = None if weighted else _named(experiment, text)
     if weighted:

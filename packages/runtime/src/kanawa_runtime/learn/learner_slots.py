@@ -47,7 +47,7 @@ class StateBits(kn.Modifier):
     _STORAGE: ClassVar = {16: Bfloat16States, 8: BlockwiseStates}
 
     class Config(kn.Modifier.Config):
-        bits: int = 8
+        bits: kn.Size = 8
 
         def check(self) -> list[str]:
             """Returns what is wrong with the bits."""
