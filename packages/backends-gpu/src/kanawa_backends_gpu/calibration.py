@@ -46,12 +46,12 @@ HOPPER_AND_BLACKWELL = Calibration(
 )
 
 #: No step of theirs was fitted: what the others reach, less surely.
-AMPERE = replace(
+KIN = replace(
     HOPPER_AND_BLACKWELL,
-    devices=("a100", "a100_40gb"),
+    devices=("a100", "a100_40gb", "b300", "gb200", "gb300", "mi300x", "mi325x", "mi355x"),
     steps=(),
     interval=(0.75, 1.4),
     uncalibrated=("all of it",),
 )
 
-CALIBRATIONS = (HOPPER_AND_BLACKWELL, AMPERE)
+CALIBRATIONS = (HOPPER_AND_BLACKWELL, KIN)

@@ -1,18 +1,24 @@
-"""Figures of each NVIDIA GPU from public data sheets (dense, not with sparsity)."""
+"""Figures of each NVIDIA GPU from public data sheets (dense, not with sparsity); AMD's are in `amd.py`."""
 
 from dataclasses import replace
 from typing import Any
 
 from kanawa.plugins import DeviceSpec
 
+from kanawa_backends_gpu import amd
+
 # NVLink's quoted bandwidth counts both directions; a DeviceSpec counts one.
 _ONE_WAY = 0.5
 
 
-def _peaks(half: float, single: float, eighth: float | None = None) -> dict[str, float]:
-    peaks = {"bfloat16": half, "float16": half, "float32": single, "int8": 2 * half}
+def _peaks(
+    half: float, single: float, eighth: float | None = None, fourth: float | None = None, int8: float | None = None
+) -> dict[str, float]:
+    peaks = {"bfloat16": half, "float16": half, "float32": single, "int8": int8 or 2 * half}
     if eighth is not None:
         peaks |= {"float8_e4m3fn": eighth, "float8_e5m2": eighth}
+    if fourth is not None:
+        peaks["float4_e2m1fn"] = fourth
     return peaks
 
 
@@ -82,11 +88,48 @@ B200 = _in_host_of_eight(
     "NVIDIA B200",
     "NVIDIA Blackwell architecture data sheet (HGX B200); DGX B200 data sheet",
     family="blackwell",
-    peak_flops=_peaks(2250e12, single=75e12, eighth=4500e12),
+    peak_flops=_peaks(2250e12, single=75e12, eighth=4500e12, fourth=9000e12),
     memory_bytes=191_514_411_008,
     memory_bandwidth=7672e9,
     link=1800e9,
     network_bandwidth=50e9,
 )
 
-DEVICES = (A100, A100_40GB, H100, H200, B200)
+# Blackwell Ultra: more memory, 1.5 times the FP4, next to no int8; an 800 Gb/s adapter a GPU (ConnectX-8).
+B300 = replace(
+    B200,
+    name="b300",
+    device_kinds=("NVIDIA B300 SXM6 AC", "NVIDIA B300"),
+    peak_flops=_peaks(2250e12, single=75e12, eighth=4500e12, fourth=13_500e12, int8=150e12),
+    memory_bytes=275_040 * 2**20,
+    network_bandwidth=100e9,
+    source="NVIDIA HGX B300 data sheet (FP4 108 PFLOPS dense, FP8 72 and FP16 36 PFLOPS sparse, for eight GPUs)",
+)
+
+_RACK = {"chips_per_host": 4, "domain_chips": 72}
+
+# A rack of 18 hosts with four GPUs each, whose 72 GPUs are one NVLink domain.
+GB200 = replace(
+    B200,
+    name="gb200",
+    device_kinds=("NVIDIA GB200",),
+    peak_flops=_peaks(2500e12, single=80e12, eighth=5000e12, fourth=10_000e12),
+    memory_bytes=189_471 * 2**20,
+    memory_bandwidth=8000e9,
+    source="NVIDIA GB200 NVL72 data sheet (FP8 720, FP16 360 PFLOPS sparse, FP4 720 dense, 576 TB/s for 72 GPUs)",
+    **_RACK,
+)
+
+GB300 = replace(
+    B300,
+    name="gb300",
+    device_kinds=("NVIDIA GB300",),
+    peak_flops=_peaks(2500e12, single=80e12, eighth=5000e12, fourth=15_000e12, int8=165e12),
+    memory_bytes=284_208 * 2**20,
+    memory_bandwidth=8000e9,
+    source="NVIDIA GB300 NVL72 data sheet (FP4 1,080 PFLOPS dense, FP8 720 and FP16 360 sparse, for 72 GPUs)",
+    **_RACK,
+)
+
+NVIDIA = (A100, A100_40GB, H100, H200, B200, B300, GB200, GB300)
+DEVICES = (*NVIDIA, *amd.DEVICES)

@@ -67,5 +67,6 @@ RULES = (
     ),
     _large("gpu.ampere.large", ("a100", "a100_40gb"), 128),
     _large("gpu.hopper.large", ("h100", "h200"), 64),
-    _large("gpu.blackwell.large", ("b200",), 16),
+    _large("gpu.blackwell.large", ("b200", "b300"), 16),
+    _large("gpu.cdna.large", ("mi300x", "mi325x", "mi355x"), 16),
 )

@@ -11,6 +11,7 @@ BACKEND = Backend(
     missing_compiler="kanawa_backends_gpu.topology:missing_wheels",
     kernel_schedules="kanawa_backends_gpu.schedule:kernel_schedules",
     calibrations="kanawa_backends_gpu.calibration:CALIBRATIONS",
+    without_compiler=("mi300x", "mi325x", "mi355x"),
     install="kanawa-backends-gpu[compile]",
     findings="kanawa_backends_gpu.doctor:findings",
     signs=("/dev/nvidia[0-9]*",),

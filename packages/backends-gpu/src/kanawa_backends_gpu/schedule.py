@@ -22,7 +22,7 @@ from kanawa.errors import KernelError
 from kanawa.kernels.selection import tuned
 from kanawa.plugins import DeviceSpec, KernelHalf, KernelSchedule, ScheduleRequest, component
 
-from kanawa_backends_gpu.target_config import LIMITS, SILICON, Silicon
+from kanawa_backends_gpu.target_config import LIMITS, Silicon, silicon
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -205,7 +205,7 @@ def _temporaries(program: jax.stages.Compiled) -> int:
 
 
 def _record(name: str, direction: Any, compiled: Compiled, device: DeviceSpec) -> KernelSchedule:
-    chip, launch = SILICON[device.family], compiled.launches[name]
+    chip, launch = silicon(device), compiled.launches[name]
     if name not in compiled.assembled:
         message = f"XLA launches {name} but dumped no PTX of it; this reader knows jaxlib 0.11"
         raise KernelError(message)

@@ -6,7 +6,7 @@ data sheets; the properties that the CUDA runtime reports for each card (multipr
 boost clock).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kanawa.plugins import DeviceSpec
 
@@ -63,12 +63,26 @@ _BLACKWELL = Silicon(
     l2_bytes=132_644_864,
     clock_ghz=1.965,
 )
-SILICON = {"ampere": _AMPERE, "hopper": _HOPPER, "blackwell": _BLACKWELL}
+_GRACE_BLACKWELL = replace(_BLACKWELL, multiprocessors=152, clock_ghz=2.062)
+#: By a device's name, else by its family.
+SILICON = {
+    "ampere": _AMPERE,
+    "hopper": _HOPPER,
+    "blackwell": _BLACKWELL,
+    "gb200": _GRACE_BLACKWELL,
+    "b300": replace(_BLACKWELL, compute_capability=(10, 3)),
+    "gb300": replace(_GRACE_BLACKWELL, compute_capability=(10, 3)),
+}
+
+
+def silicon(device: DeviceSpec) -> Silicon:
+    """Returns a device's chip; KeyError for one that no public compiler is for."""
+    return SILICON.get(device.name) or SILICON[device.family]
 
 
 def target_config(device: DeviceSpec) -> str:
     """Returns the text form of the GpuTargetConfigProto of `device`."""
-    chip = SILICON[device.family]
+    chip = silicon(device)
     major, minor = chip.compute_capability
     figures = LIMITS | {
         "shared_memory_per_core": chip.shared_memory_kib * 1024,

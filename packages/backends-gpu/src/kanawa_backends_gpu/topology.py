@@ -36,7 +36,7 @@ def arrangement(target: Any) -> str:
     if gpus <= device.chips_per_host:
         return f"1x1x{gpus}"
     hosts = gpus // device.chips_per_host
-    domains = max(1, gpus // device.domain_chips)
+    domains = gpus // device.chips_in_domain(gpus)
     return f"{domains}x{hosts // domains}x{device.chips_per_host}"
 
 

@@ -59,4 +59,29 @@ TRN2 = DeviceSpec(
     source=_DOCS + "trainium2.html, trn2-arch.html",
 )
 
-DEVICES = (TRN1, TRN2)
+# Eight NeuronCores, joined in pairs. A Trn3 Gen2 UltraServer has 36 hosts, whose 144 chips NeuronSwitches join.
+TRN3 = DeviceSpec(
+    name="trn3",
+    platform="neuron",
+    unfused=("token_exchange",),
+    family="trainium",
+    device_kinds=("NC_v4d", "NC_v4", "trn3"),
+    peak_flops={
+        "bfloat16": 671e12,
+        "float16": 671e12,
+        "float8_e4m3fn": 2517e12,
+        "float4_e2m1fn": 2517e12,  # MXFP8 and MXFP4 alike.
+        "float32": 183e12,
+    },
+    memory_bytes=144 * _GIB,
+    memory_bandwidth=4.9e12,
+    link_bandwidth=2560e9 / 2,  # NeuronLink-v4, both directions together.
+    network_bandwidth=28.8e12 / 8 / 144,  # 28.8 Tb/s an UltraServer (EFAv4).
+    chips_per_host=4,
+    jax_devices_per_chip=4,
+    domain_chips=144,
+    link_name="NeuronLink",
+    source=_DOCS + "trainium3.html; AWS, Amazon EC2 Trn3 UltraServers (Gen2)",
+)
+
+DEVICES = (TRN1, TRN2, TRN3)

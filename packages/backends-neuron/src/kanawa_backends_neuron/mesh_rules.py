@@ -31,4 +31,4 @@ def _rules(device: str, tensor: int) -> tuple[MeshRule, MeshRule]:
     return small, large
 
 
-RULES = (*_rules("trn1", tensor=2), *_rules("trn2", tensor=4))
+RULES = (*_rules("trn1", tensor=2), *_rules("trn2", tensor=4), *_rules("trn3", tensor=4))

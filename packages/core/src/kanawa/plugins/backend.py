@@ -37,6 +37,7 @@ class Backend:
         calibrations: a sequence of Calibrations; empty where no published step was fitted.
         kernel_schedules: a function (ScheduleRequest) -> KernelSchedules; empty where no compiler reports them.
         recorded_cycles: a function that returns RecordedCycles; empty where none are known.
+        without_compiler: devices by name that `topology` isn't for: their compiler needs the hardware.
         install: what `pip install` makes good what is missing, such as "my-backend[compile]".
     """
 
@@ -55,6 +56,7 @@ class Backend:
     calibrations: str = ""
     kernel_schedules: str = ""
     recorded_cycles: str = ""
+    without_compiler: tuple[str, ...] = ()
     install: str = ""
 
     @hookimpl
@@ -125,7 +127,7 @@ class Backend:
 
         Raises TargetError, saying what to install, where the compiler isn't there.
         """
-        if target.device.platform != self.platform or not self.topology:
+        if not self._compiles_for(target.device) or not self.topology:
             return None
         self._require_compiler(target)
         return list(load_value(self.topology)(target))
@@ -137,7 +139,7 @@ class Backend:
 
         Raises TargetError, saying what to install, where the compiler isn't there.
         """
-        if request.target.device.platform != self.platform or not self.kernel_schedules:
+        if not self._compiles_for(request.target.device) or not self.kernel_schedules:
             return None
         self._require_compiler(request.target)
         schedules: Sequence[KernelSchedule] = load_value(self.kernel_schedules)(request)
@@ -158,6 +160,9 @@ class Backend:
         message = f"{here} is here but JAX_PLATFORMS={platforms} leaves it out"
         meaning = "runs started from here don't use it"
         return [Finding("warning", self.platform, message, "unset JAX_PLATFORMS", meaning)]
+
+    def _compiles_for(self, device: DeviceSpec) -> bool:
+        return device.platform == self.platform and device.name not in self.without_compiler
 
     def _require_compiler(self, target: Any) -> None:
         missing = load_value(self.missing_compiler)() if self.missing_compiler else ()

@@ -36,6 +36,8 @@ class DeviceSpec:
         topologies: chips to topology, such as {256: "4x8x8"}; empty when any count is possible.
         domain_chips: the most chips in one fast domain (a slice of a pod, the devices of one switch).
         torus_dimensions: of a fast domain whose links form a torus, how many; 0 where any pair is equally near.
+        direct_links: of a fast domain whose devices are joined pairwise, how many links each has, over which
+            `link_bandwidth` is spread; 0 where a switch joins them.
         link_name: what the links inside a domain are called; `network_name` those between domains.
         link_latency_seconds: until the first byte of a collective arrives, whatever its size.
         clock_hz: cycles a second in which the platform's compiler counts its estimates; None if it makes none.
@@ -64,6 +66,7 @@ class DeviceSpec:
     topologies: Mapping[int, str] = field(default_factory=dict, hash=False)
     domain_chips: int = 1
     torus_dimensions: int = 0
+    direct_links: int = 0
     link_name: str = "link"
     network_name: str = "network"
     link_latency_seconds: float = 5e-6
@@ -85,6 +88,15 @@ class DeviceSpec:
         _require(0 <= self.torus_dimensions <= 3, f"{self.name}: torus_dimensions must be 0 to 3")
         _require(self.clock_hz is None or self.clock_hz > 0, f"{self.name}: clock_hz must be positive, or None")
         _require(bool(self.source), f"{self.name}: source must cite where the figures come from")
+
+    def chips_in_domain(self, chips: int) -> int:
+        """Returns how many of a slice's chips share a fast domain: as many as it holds, in domains of one size.
+
+        256 chips in domains of 72 are four domains of 64, as schedulers place them.
+        """
+        hosts = max(1, chips // self.chips_per_host)
+        needed = -(-chips // self.domain_chips)
+        return chips // next((n for n in range(needed, hosts + 1) if hosts % n == 0), needed)
 
     @property
     def cores_per_unit(self) -> int:

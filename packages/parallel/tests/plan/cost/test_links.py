@@ -122,3 +122,21 @@ def test_places_count_only_where_links_form_a_torus():
     assert flat.places is None
     assert flat.between(np.arange(4)[None]).bandwidth == FAST
     assert math.isclose(Links.of_devices(chip(2), devices, 16).between(np.arange(4)[None]).bandwidth, FAST / 2)
+
+
+@pytest.mark.parametrize(
+    ("chips", "domain", "expected"), [(8, 72, 8), (72, 72, 72), (144, 72, 72), (256, 72, 64), (1024, 72, 64)]
+)
+def test_domains_are_of_one_size(chips, domain, expected):
+    device = chip(0, domain_chips=domain)
+    assert device.chips_in_domain(chips) == expected
+    links = Links.of_devices(device, None, chips)
+    assert links.between(np.arange(expected)[None]).name == "wires"
+    if chips > expected:
+        assert links.between(np.arange(expected + 1)[None]).name == "cables"
+
+
+@pytest.mark.parametrize(("members", "used"), [(2, 1), (4, 3), (8, 7)])
+def test_a_group_uses_the_wires_between_its_members(members, used):
+    links = Links.of_devices(chip(0, domain_chips=8, direct_links=7), None, 8)
+    assert links.between(np.arange(members)[None]).bandwidth == pytest.approx(FAST * used / 7)

@@ -21,7 +21,7 @@ from kanawa.plugins.devices import device_spec_of_kind
 from kanawa_backends_gpu.kernels.attention.query_tiles import owned_queries
 from kanawa_backends_gpu.kernels.attention.streaming import geometry_of, stream
 from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST, unfit_predicates
-from kanawa_backends_gpu.target_config import SILICON
+from kanawa_backends_gpu.target_config import SILICON, silicon
 
 _DTYPES = ("bfloat16", "float16", "float32")
 #: Wider ones would need their products cut along the width: registers hold a tile's whole output.
@@ -100,8 +100,7 @@ def _queries(problem: AttentionProblem) -> int:
 def _multiprocessors() -> int:
     _, kind = current_platform()
     device = None if kind is None else device_spec_of_kind(kind)
-    chip = None if device is None else SILICON.get(device.family)
-    return _HOPPERS if chip is None else chip.multiprocessors
+    return _HOPPERS if device is None or device.family not in SILICON else silicon(device).multiprocessors
 
 
 class _CachedAttention(Kernel):

@@ -49,6 +49,7 @@ class CudnnAttention(Kernel):
         uneven = problem.q_length != problem.kv_length and not mask.is_full
         widths = (problem.head_dim, problem.v_head_dim)
         return first_refusal(
+            (device is not None and device.lowered_as == "rocm", "cuDNN is for NVIDIA's GPUs"),
             (problem.paged, "keys lie in pages; cuDNN's are rows here"),
             (problem.has_bias, "dense bias: its gradient needs shapes that aren't checked here"),
             (problem.has_sinks, "attention sinks; cuDNN has none"),

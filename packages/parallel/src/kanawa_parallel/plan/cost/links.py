@@ -27,7 +27,7 @@ class Links:
     @classmethod
     def of_devices(cls, device: DeviceSpec, devices: Sequence[Any] | None, count: int) -> "Links":
         """Returns the links of a mesh's devices, in mesh order; of `count` devices in a row if there are none."""
-        per_domain = device.domain_chips * device.jax_devices_per_chip
+        per_domain = device.chips_in_domain(count // device.jax_devices_per_chip) * device.jax_devices_per_chip
         if devices is None:
             return cls(device, np.arange(count) // per_domain)
         if device.torus_dimensions:
@@ -52,16 +52,19 @@ class Links:
         # A text from elsewhere may name more partitions than the target has.
         group = group[group < len(self.domains)]
         shared = self.device.jax_devices_per_chip
-        inside = self.device.link_bandwidth / shared * self._share(group, one_dimension)
         reached = np.unique(self.domains[group])
+        # As many members of a domain send at once as it has; unequal parts are limited by the smallest, near this mean.
+        members = max(1, len(group) // max(1, len(reached)))
+        inside = self.device.link_bandwidth / shared * self._share(group, one_dimension, members)
         if len(reached) <= 1:
             return Link(self.device.link_name, inside)
-        # As many members of a domain send at once as it has; unequal parts are limited by the smallest, near this mean.
-        members = max(1, len(group) // len(reached))
         outside = self.device.network_bandwidth / shared * members
         return Link(self.device.network_name, min(outside, inside) if members > 1 else outside)
 
-    def _share(self, group: np.ndarray, one_dimension: bool) -> float:
+    def _share(self, group: np.ndarray, one_dimension: bool, members: int) -> float:
+        if self.device.direct_links:
+            # Rings through a group of n run along n - 1 of each member's links at once.
+            return min(max(members - 1, 1), self.device.direct_links) / self.device.direct_links
         total = self.device.torus_dimensions
         if self.places is None or not total or not group.size:
             return 1.0

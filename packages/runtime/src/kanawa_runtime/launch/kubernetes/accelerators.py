@@ -20,7 +20,7 @@ _GKE_TPU = {
 }
 #: AWS's instances with all their chips, and how many Elastic Fabric Adapters each has.
 _EC2_NEURON = {"trn1": ("trn1.32xlarge", 8), "trn2": ("trn2.48xlarge", 16)}
-_RESOURCE = {"tpu": "google.com/tpu", "gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
+_RESOURCE = {"tpu": "google.com/tpu", "gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "neuron": "aws.amazon.com/neuron"}
 _CLOUD = {"tpu": "gke", "neuron": "eks"}
 _SPOT = {"gke": ("cloud.google.com/gke-spot", "true"), "eks": ("eks.amazonaws.com/capacityType", "SPOT")}
 
@@ -44,9 +44,11 @@ def accelerator(job: Job, cloud: str) -> Accelerator:
     wanted = target(job)
     platform = wanted.device.platform
     resources, selector, tolerations = {}, {}, []
-    if platform in _RESOURCE:
-        resources[_RESOURCE[platform]] = str(chips_per_host(job))
-        tolerations.append(_RESOURCE[platform])
+    # Device plugins are a vendor's; JAX lowers for the vendor's own platform.
+    resource = _RESOURCE.get(wanted.device.lowered_as) or _RESOURCE.get(platform)
+    if resource:
+        resources[resource] = str(chips_per_host(job))
+        tolerations.append(resource)
     if platform == "tpu":
         selector["cloud.google.com/gke-tpu-accelerator"] = _GKE_TPU.get(wanted.device.name, wanted.device.name)
         selector["cloud.google.com/gke-tpu-topology"] = wanted.topology
