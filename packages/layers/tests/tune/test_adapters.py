@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kanawa.arrays.tree import flatten_paths, map_paths
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.arrays.precision import Precision
+from kanawa.arrays.tree import flatten_paths, map_paths, unflatten_paths
 from kanawa.composition.plain import from_plain, plain_config
+from kanawa.contracts import PrecisionConfig
 from kanawa.errors import KanawaError
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
@@ -137,3 +140,31 @@ def test_base_checkpoints_that_do_not_fit_are_named(plain):
     broken = {name: value for name, value in base.items() if name != "norm"}
     with pytest.raises(KanawaError, match=r"missing: norm\.scale\n  unexpected: nrom\.scale"):
         from_plain(module, {**broken, "nrom": base["norm"]}, jax.random.key(0))
+
+
+class Job(kn.Config):
+    """A model and the precision it computes in."""
+
+    model: kn.Config = kn.REQUIRED
+    precision: PrecisionConfig = PrecisionConfig()
+
+
+@pytest.mark.parametrize("modifier", ["lora", "dora"])
+def test_a_base_in_the_compute_dtype_computes_what_one_in_fp32_does(modifier):
+    def stored(base):
+        cfg = Job(model=tiny(), precision=PrecisionConfig(compute="bfloat16"))
+        return MODIFIERS[modifier].Config(base=base).build()(cfg).model.build()
+
+    wide, narrow = stored("float32"), stored("compute")
+    specs = flatten_paths(kn.param_specs(narrow))
+    query = specs["stack.layer.attention.query.weight"]
+    assert (query.dtype, query.trainable) == ("bfloat16", False)
+    # Embedding, head and norms aren't projections of the stack, and adapters learn.
+    assert {spec.dtype for path, spec in specs.items() if ".weight" not in path or "stack" not in path} == {"float32"}
+    params = shaken(kn.initialize(wide, jax.random.key(0)))
+    held = {path: leaf.astype(specs[path].dtype) for path, leaf in flatten_paths(params).items()}
+    with use_plan(ExecutionPlan(precision=Precision(compute="bfloat16"))):
+        if modifier == "lora":
+            np.testing.assert_array_equal(logits(wide, params), logits(narrow, unflatten_paths(held)))
+        else:
+            np.testing.assert_allclose(logits(wide, params), logits(narrow, unflatten_paths(held)), atol=0.02)

@@ -14,7 +14,7 @@ from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.modifiers.weights import Fp8Modifier, Int8Modifier, WeightOnlyModifier
 from kanawa_layers.tune.eight_bit_training import Fp8Training, Int8Training
-from kanawa_layers.tune.weight_only import Int4Weights, Int8Weights, NF4Weights
+from kanawa_layers.tune.weight_only import FrozenFloat, Int4Weights, Int8Weights, NF4Weights
 
 from .tiny_llama import logits, losses_of_ten_steps, tiny, to_plain, tuned
 
@@ -48,6 +48,13 @@ class _WeightOnly(_OnHeads):
         "gradients": "integers have none",
         "foreign names": "a quantised model is converted through the plain one",
     }
+
+
+class TestFrozenFloat(_WeightOnly):
+    unsupported = {**_WeightOnly.unsupported, "gradients": "it isn't trained"}
+
+    def config(self):
+        return linear(FrozenFloat.Config())
 
 
 class TestInt8Weights(_WeightOnly):

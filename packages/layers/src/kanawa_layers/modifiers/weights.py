@@ -6,14 +6,14 @@ The learner, if any, trains only adapters. `lora-pool` adds empty slots for many
 from typing import ClassVar, Literal
 
 import kanawa as kn
-from kanawa.contracts import Adapter, ParameterRule, Weighted, WeightForm, companions_apart
+from kanawa.contracts import Adapter, ParameterRule, PrecisionConfig, Weighted, WeightForm, companions_apart
 from kanawa.errors import ConfigError
 
 from kanawa_layers.models.reward import RewardHead
 from kanawa_layers.tune.eight_bit_training import Fp8Training, Int8Training
 from kanawa_layers.tune.lora import DoRA, LoRA
 from kanawa_layers.tune.lora_pool import LoRAPool
-from kanawa_layers.tune.weight_only import Int4Weights, Int8Weights, NF4Weights
+from kanawa_layers.tune.weight_only import FrozenFloat, Int4Weights, Int8Weights, NF4Weights
 
 
 class EightBitTraining(kn.Modifier):
@@ -76,12 +76,17 @@ _ADAPTERS = "**.adapter.**"
 
 
 class LowRank(kn.Modifier):
-    """Adds a low-rank adapter to every projection under `targets`, and freezes all else."""
+    """Adds a low-rank adapter to every projection under `targets`, and freezes all else.
+
+    A stack's frozen projections are stored in the compute dtype, as released checkpoints are; `base=float32` keeps
+    them in float32.
+    """
 
     class Config(kn.Modifier.Config):
         rank: kn.Size = 8
         alpha: kn.Strength = 16.0
         targets: tuple[str, ...] = ("**",)
+        base: Literal["compute", "float32"] = "compute"
 
     #: The kind of change.
     adapter: ClassVar[type[LoRA] | type[DoRA]]
@@ -89,7 +94,8 @@ class LowRank(kn.Modifier):
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with adapters, and with the learner's rules where there is one."""
         own = self.config
-        return adapt(cfg, self.adapter.Config(rank=own.rank, alpha=own.alpha), own.targets)
+        cfg = adapt(cfg, self.adapter.Config(rank=own.rank, alpha=own.alpha), own.targets)
+        return cfg if own.base == "float32" else narrow_frozen(cfg)
 
 
 class LoRAModifier(LowRank):
@@ -162,6 +168,21 @@ def adapt(cfg: kn.Config, adapter: Adapter.Config, targets: tuple[str, ...]) -> 
                 message = f"nothing under {where!r} has a slot `adapter` without this adapter"
                 raise ConfigError(message)
     return train_adapters_only(cfg)
+
+
+def narrow_frozen(cfg: kn.Config) -> kn.Config:
+    """Returns `cfg` with the plain projections of its stacks stored in the compute dtype, where that is narrower."""
+    precision = vars(cfg).get("precision")
+    if not isinstance(precision, PrecisionConfig) or precision.compute == "float32":
+        return cfg
+
+    def narrow(node: kn.Config) -> None:
+        if node.form is None:
+            node.set(form=FrozenFloat.Config(dtype=precision.compute))
+
+    with companions_apart(cfg):
+        kn.replace(cfg, target=Weighted, edit=narrow, where="**.stack.**", allow_none=True)
+    return cfg
 
 
 def train_adapters_only(cfg: kn.Config) -> kn.Config:

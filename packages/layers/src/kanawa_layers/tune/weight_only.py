@@ -1,4 +1,4 @@
-"""Weight-only quantisation: frozen weights stored in 8 or 4 bits and restored to the compute dtype."""
+"""Frozen weights stored in 16, 8 or 4 bits, and used in the compute dtype."""
 
 import abc
 import dataclasses
@@ -14,8 +14,31 @@ from kanawa.arrays.init import Constant
 from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import WeightForm
 from kanawa.contracts.weights import StoredWeight
+from kanawa.kernels.matmul import matmul
 from kanawa.kernels.number_formats import INT4, INT8, NF4, NumberFormat, dequantize_rhs, quantize_rhs
 from kanawa.kernels.quantized_matmul import quantized_matmul
+
+
+class FrozenFloat(WeightForm):
+    """A weight that isn't trained, stored as `dtype`: released checkpoints are bfloat16, which then loses nothing."""
+
+    class Config(WeightForm.Config):
+        dtype: kn.FloatDtype = "bfloat16"
+
+    @kn.nowrap
+    def specs(self, spec: ParamSpec) -> dict[str, ParamSpec]:
+        """Returns the dense weight's, untrained."""
+        return {"": dataclasses.replace(spec, dtype=self.config.dtype, weight_decay=0.0, trainable=False)}
+
+    @kn.nowrap
+    def store(self, weight: Array, spec: ParamSpec) -> dict[str, Array]:
+        """Returns the rounded weight."""
+        del spec
+        return {"": weight.astype(self.config.dtype)}
+
+    def matmul(self, x: Float[Array, "..."], stored: StoredWeight, spec: ParamSpec) -> Float[Array, "..."]:
+        """Returns x @ weight; x gets a gradient, the weight none."""
+        return matmul(x, stored[""], len(spec.fan_in_axes))
 
 
 class WeightOnly(WeightForm):
