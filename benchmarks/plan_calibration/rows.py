@@ -36,7 +36,13 @@ _POLICIES = {
     "save_qkv_proj": 'save=["query","key","value"]',
     "qkv_proj_offloaded": 'offload=["query","key","value"]',
     "none": "policy=none",
-    "not stated": "policy=save-qkv-and-output",
+    "not stated": "policy=none",
+    "per the recipe": "policy=none",
+    "attention scores recomputed only": "policy=none",
+    "save_dot_except_mlpwi": 'save=["query","key","value","attention_projection"]',
+    "selective": "policy=save-qkv-and-output",
+    "adapters": "policy=none",
+    "as its script": "policy=full",
 }
 #: Catalogued models, where a shape alone doesn't say what the layers are.
 _CATALOGUED = {
@@ -45,7 +51,12 @@ _CATALOGUED = {
     "llama4-scout-17b-16e": "llama4-scout",
     "llama4-maverick-17b-128e": "llama4-maverick",
     "qwen3-30b-a3b": "qwen3-30b-a3b",
+    "qwen3-235b-a22b": "qwen3-235b-a22b",
+    "qwen2.5-7b": "qwen2-7b",
+    "qwen2.5-32b": "qwen2.5-32b",
 }
+#: The modifier of a precision, by how its name begins; bf16 and fp16 need none.
+_PRECISIONS = {"int8": "int8", "fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 
 
 def composed(row: Row) -> Composition:
@@ -79,16 +90,34 @@ def modifiers(row: Row) -> list[str]:
     axes, dcn = mesh_axes(row)
     mesh = f"mesh:axes={_braces(axes)}" + (f",dcn_axes={_braces(dcn)}" if dcn else "")
     found = [mesh, f"remat:{remat(row['remat'])}"]
+    for word, modifier in _PRECISIONS.items():
+        if row.get("precision", "").startswith(word):
+            found.append(modifier if modifier in component_names("modifiers") else "fp8")
+    if rank := re.search(r"LoRA rank (\d+)", row.get("precision", "")):
+        found.append(f"lora:rank={rank[1]}")
     # A pipeline's microbatches are its own; elsewhere what is left of a device's batch is gradient accumulation.
-    steps = re.search(r"(\d+) accumulation steps", row["parallelism"])
-    count = min(int(steps[1]), round(row["batch_per_chip"] * row["chips"])) if steps else 1
-    if "stage" in axes and steps:
-        rounds = re.search(r"\((\d+) virtual\)", row["parallelism"])
+    count = microbatches(row, axes)
+    if "stage" in axes:
+        rounds = re.search(r"\((\d+) virtual", row["parallelism"])
         schedule = "interleaved" if rounds else "gpipe"
         found.append(f"pipeline:microbatches={count},schedule={schedule},rounds={rounds[1] if rounds else 1}")
     elif count > 1:
         found.append(f"accumulate:microbatches={count}")
     return found
+
+
+def microbatches(row: Row, axes: dict[str, int]) -> int:
+    """Returns into how many parts a replica's rows are cut, a row each in a pipeline of which nothing is published."""
+    rows = round(row["batch_per_chip"] * row["chips"])
+    stated = re.search(
+        r"(\d+) accumulation steps|accumulate (\d+)|(\d+) microbatches|(\d+) x \d+ rows", row["parallelism"]
+    )
+    if stated:
+        return min(int(next(filter(None, stated.groups()))), rows)
+    replicas = _product({name: size for name, size in axes.items() if name not in ("stage", "tensor", "context")})
+    if each := re.search(r"\b(\d+) rows?\b(?! a group)", row["parallelism"]):
+        return max(1, rows // replicas // int(each[1]))
+    return rows // replicas if "stage" in axes else 1
 
 
 def mesh_axes(row: Row) -> tuple[dict[str, int], dict[str, int]]:
@@ -99,13 +128,16 @@ def mesh_axes(row: Row) -> tuple[dict[str, int], dict[str, int]]:
     for name, size, place in re.findall(r"\b([a-z_]+)=(\d+)( over DCN)?", row["parallelism"]):
         (dcn if place else axes)[names.get(name, name)] = int(size)
     devices = parse_target(row["target"]).jax_devices // max(1, _product(dcn))
-    if "distributed optimizer" in row["parallelism"] and "data" in axes:
-        # An optimizer spread over its replicas holds and sends what sharded parameters do.
-        axes["fsdp"] = axes.pop("data")
-    # An expert axis inside data counts devices twice.
+    # An expert axis inside data, fsdp or tensor counts devices twice.
     if _product(axes) > devices and "expert" in axes:
-        axes = {name: size // axes["expert"] if name == "fsdp" else size for name, size in axes.items()}
-    return axes, dcn
+        axes.pop("data", None)
+        if "fsdp" in axes:
+            axes["fsdp"] //= axes["expert"]
+        axes["expert"] = devices // _product({name: size for name, size in axes.items() if name != "expert"})
+    # What is left, and replicas with a distributed optimizer: gradients are scattered and weights gathered once a step.
+    if _product(axes) < devices:
+        axes["data"] = axes.get("data", 1) * devices // _product(axes)
+    return {name: size for name, size in axes.items() if size > 1} or {"data": 1}, dcn
 
 
 def remat(text: str) -> str:
