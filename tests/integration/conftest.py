@@ -1,6 +1,7 @@
 """The installed command, and strangers' plugins: real wheels, built here, beside our own."""
 
 import dataclasses
+import gc
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import textwrap
 import venv
 from collections.abc import Callable
 
+import jax
 import pytest
 import tiny_lm
 from drills import (
@@ -69,6 +71,17 @@ class Installation:
         subprocess.run([*command, *map(str, wheels)], check=True, capture_output=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_programs():
+    """Drops a file's compiled programs: all files' together take 5 GiB, and more mappings than Linux allows a process.
+
+    LLVM ends a process that can't map the memory of one more program.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
+
+
 @pytest.fixture(scope="session")
 def warm_command(tmp_path_factory):
     """The `kanawa` that starts in a moment."""
@@ -89,6 +102,21 @@ def fresh_installation(tmp_path_factory, warm_command):
         return installation
 
     return make
+
+
+@pytest.fixture
+def kanawa(work, warm_command):
+    """Runs a command that succeeds in `work`, the test file's folder, on one device; returns what it wrote."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(work), tiny_lm.FOLDER])}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
+
+    def run(*arguments: str) -> str:
+        command = [warm_command, *arguments]
+        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=SLOW_SECONDS)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture

@@ -59,20 +59,6 @@ def write_folder(folder: pathlib.Path) -> None:
     (folder / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.fixture
-def kanawa(work, monkeypatch, capsys):
-    """Runs a command that succeeds in the folder; returns what it wrote."""
-    monkeypatch.chdir(work)
-
-    def run(*arguments: str) -> str:
-        code = main(list(arguments))
-        written = capsys.readouterr()
-        assert code == 0, written.err
-        return written.out
-
-    return run
-
-
 def rows(work: pathlib.Path, **fields: object) -> ChatSource:
     records = RecordFiles.Config(files=("chat.jsonl",), root=str(work))
     sizes = {"sequence_length": 96, "validation_one_in": 0, "epochs": 1, "shuffle": False, **fields}
@@ -186,7 +172,7 @@ def test_the_command_says_what_is_wrong(work, monkeypatch, capsys, caplog):
     assert "conversations are read from records, and the data are TextSource" in capsys.readouterr().err
 
 
-def test_questions_in_records_are_prompts_of_rollouts_and_rewards_read_their_columns(work, kanawa, monkeypatch):
+def test_questions_in_records_are_prompts_of_rollouts_and_rewards_read_their_columns(work, kanawa):
     """The template writes the question up to where the assistant begins; a column that no template knows is kept."""
     lines = [{"prompt": [{"role": "user", "content": f"say {word}"}], "wanted": word} for word in WORDS * 20]
     (work / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -196,7 +182,6 @@ def test_questions_in_records_are_prompts_of_rollouts_and_rewards_read_their_col
         "    assert rollout.prompt == f'user\\nsay {wanted}\\nassistant\\n', rollout.prompt\n"
         "    return float(len(set(rollout.completion) & set(rollout.record['wanted'])))\n"
     )
-    monkeypatch.syspath_prepend(work)
     sizes = ("data.sequence_length=96", "batch_size=8", "rollouts.engine.max_sequences=8", "data.validation_one_in=4")
     settings = [word for one in sizes for word in ("--set", one)]
     grpo = "grpo:reward=rated_here:asked_for,group_size=4,new_tokens=6"

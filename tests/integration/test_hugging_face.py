@@ -51,20 +51,6 @@ def work(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def kanawa(work, monkeypatch, capsys):
-    """Runs a command that succeeds in the folder; returns what it wrote."""
-    monkeypatch.chdir(work)
-
-    def run(*arguments: str) -> str:
-        code = main(list(arguments))
-        written = capsys.readouterr()
-        assert code == 0, written.err
-        return written.out
-
-    return run
-
-
 def test_prompts_are_text_and_padded_ids_are_never_drawn(kanawa, work):
     made = Tokenizer.from_file(str(work / "model" / "tokenizer.json"))
     options = ("--max-tokens", "60", "--temperature", "3", "--prompt", "The quick")

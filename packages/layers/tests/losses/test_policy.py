@@ -10,7 +10,8 @@ import pytest
 from kanawa.contracts import Batch, RolloutBatch
 from kanawa.errors import ConfigError, ModuleError
 from kanawa_layers.losses.policy import clipped_surrogate, k3_divergence, per_row, per_sequence, per_token
-from kanawa_layers.models.policy_loss import PolicyLoss, target_nll
+from kanawa_layers.models.policy_loss import PolicyLoss
+from kanawa_layers.models.target_nll import target_nll
 from kanawa_layers.modifiers.language_model import ChoosePolicyLoss
 from kanawa_layers.recipes.llama import llama
 

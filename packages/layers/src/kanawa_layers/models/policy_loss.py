@@ -1,20 +1,18 @@
 """The loss of a policy that learns from its own rollouts: GRPO, and its variants by config."""
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 from kanawa.contracts import Batch, RolloutBatch
 from kanawa.errors import ModuleError
-from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 
 from kanawa_layers.losses.policy import Sums, k3_divergence, per_sequence, token_ratio, truncated_importance
 from kanawa_layers.models.head import Head
 from kanawa_layers.models.repeated_draws import repeated_draws
+from kanawa_layers.models.target_nll import target_nll
 from kanawa_layers.models.token_loss import TokenLoss
 
 
@@ -83,42 +81,3 @@ class PolicyLoss(TokenLoss):
         difference = jnp.abs(old - batch.sampled_logprobs) * weights
         self.record("sampler_difference", kn.Mean(jnp.sum(difference), count))
         self.record("sampler_difference_most", kn.Max(jnp.max(difference)))
-
-
-# jax's own, not kn.custom_vjp: it takes all it needs as arguments, and the choice of its kernel is still recorded.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def target_nll(
-    hidden: Float[Array, "B T E"],
-    weight: Float[Array, "..."],
-    targets: Int[Array, "B T"],
-    tied: bool,
-    logit_cap: float | None,
-) -> Float[Array, "B T"]:
-    """Returns -log p of each target, fp32, by any kernel of `softmax_cross_entropy`: logits never exist as a whole.
-
-    That operation returns sums. It is linear in its weights: a token's loss is the gradient by its weight.
-    """
-    ones = jnp.ones(targets.shape, jnp.float32)
-    losses: jax.Array = jax.grad(lambda w: _weighted(hidden, weight, targets, w, tied, logit_cap))(ones)
-    return losses
-
-
-def _weighted(
-    hidden: jax.Array, weight: jax.Array, targets: jax.Array, weights: jax.Array, tied: bool, logit_cap: float | None
-) -> jax.Array:
-    return softmax_cross_entropy(hidden, weight, targets, weights, tied=tied, logit_cap=logit_cap)[0]
-
-
-def _forward(
-    hidden: jax.Array, weight: jax.Array, targets: jax.Array, tied: bool, logit_cap: float | None
-) -> tuple[jax.Array, Any]:
-    return target_nll(hidden, weight, targets, tied, logit_cap), (hidden, weight, targets)
-
-
-def _backward(tied: bool, logit_cap: float | None, saved: Any, cotangent: jax.Array) -> tuple[Any, ...]:
-    hidden, weight, targets = saved
-    by = jax.grad(_weighted, argnums=(0, 1))
-    return (*by(hidden, weight, targets, cotangent, tied, logit_cap), None)
-
-
-target_nll.defvjp(_forward, _backward)

@@ -12,7 +12,7 @@ from kanawa.errors import ModuleError
 from kanawa.module import Outputs
 
 from kanawa_layers.models.head import Head
-from kanawa_layers.models.policy_loss import target_nll
+from kanawa_layers.models.target_nll import target_nll
 from kanawa_layers.models.token_loss import TokenLoss
 
 

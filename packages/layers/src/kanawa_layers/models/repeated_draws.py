@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 from kanawa.arrays.draws import noisy_argmax
 from kanawa.kernels.matmul import matmul
-from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
+
+from kanawa_layers.models.target_nll import nll_gradients
 
 #: Logits that exist at once, in numbers: a row of them for each token of the chunk.
 _MAX_LOGITS = 1 << 24
@@ -65,17 +66,9 @@ def _forward(
     return repeated_draws(hidden, weight, targets, keys, tied, logit_cap), (hidden, weight, targets)
 
 
-def _weighted(
-    hidden: Array, weight: Array, targets: Array, weights: Array, tied: bool, logit_cap: float | None
-) -> Array:
-    total: Array = softmax_cross_entropy(hidden, weight, targets, weights, tied=tied, logit_cap=logit_cap)[0]
-    return total
-
-
 def _backward(tied: bool, logit_cap: float | None, saved: Any, cotangents: tuple[Array, Any]) -> tuple[Any, ...]:
     hidden, weight, targets = saved
-    by = jax.grad(_weighted, argnums=(0, 1))
-    return (*by(hidden, weight, targets, -cotangents[0], tied, logit_cap), None, None)
+    return (*nll_gradients(hidden, weight, targets, -cotangents[0], tied, logit_cap), None, None)
 
 
 repeated_draws.defvjp(_forward, _backward)

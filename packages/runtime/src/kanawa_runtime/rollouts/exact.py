@@ -19,6 +19,7 @@ from kanawa.contracts import Environment, Program, RolloutBatch
 from kanawa_runtime.data.permutation import stream_key
 from kanawa_runtime.rollouts.exchange import Exchange
 from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler
+from kanawa_runtime.rollouts.written import laid_out
 from kanawa_runtime.serve.engine.sequence import random_numbers
 from kanawa_runtime.train.batches import global_batch, local_rows, own_rows
 from kanawa_runtime.train.rollout_slot import TrainedPart
@@ -91,19 +92,14 @@ class RepeatedDraws:
 
     def _repeat(self, rows: Sequence["_Row"]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the trainer's log-probabilities of all tokens and what it draws in their places, [rows, length]."""
-        ids, targets, segments, keys = (np.zeros(self._shape, np.int32) for _ in range(4))
-        weights, zeros = np.zeros(self._shape, np.float32), np.zeros(self._shape, np.float32)
-        positions = np.broadcast_to(np.arange(self._shape[1], dtype=np.int32), self._shape)
+        nothing = np.zeros(len(rows), np.float32)
+        drawn = [Drawn(tuple(row.ids), (0.0,) * len(row.ids), "") for row in rows]
+        laid = laid_out([row.prompt for row in rows], drawn, nothing, nothing + 1, self._shape[1])
+        self.keys = np.zeros(self._shape, np.int32)
         for index, row in enumerate(rows):
-            tokens = [*row.prompt, *row.ids]
-            count = len(tokens) - 1
-            written = slice(len(row.prompt) - 1, count)
-            ids[index, :count], targets[index, :count], segments[index, :count] = tokens[:-1], tokens[1:], 1
-            keys[index, written], weights[index, written] = row.keys, 1.0
-        self.keys = keys
-        arrays: list[Any] = [ids, targets, positions, segments, weights, zeros, zeros, None, None, keys]
+            self.keys[index, row.written] = row.keys
         params, state, key = self._weights
-        batch = global_batch(RolloutBatch(*arrays), self._abstract, self._rows)
+        batch = global_batch(laid._replace(draw_keys=self.keys), self._abstract, self._rows)
         logprobs, choices = self._forward(params, state, batch, key)[:2]
         return own_rows(logprobs, self._rows), own_rows(choices, self._rows)
 
@@ -119,13 +115,18 @@ class _Row:
     keys: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     times: int = 0
 
+    @property
+    def written(self) -> slice:
+        """Where a batch's row has the completion's tokens as targets."""
+        begin = len(self.prompt) - 1
+        return slice(begin, begin + len(self.ids))
+
     def is_complete(self, stops: tuple[int, ...]) -> bool:
         return len(self.ids) == self.limit or (bool(self.ids) and self.ids[-1] in stops)
 
     def correct(self, choices: np.ndarray) -> bool:
         """Cuts the row after its first token that the trainer draws otherwise, which becomes that one."""
-        begin = len(self.prompt) - 1
-        mine = choices[begin : begin + len(self.ids)]
+        mine = choices[self.written]
         differs = np.flatnonzero(mine != np.asarray(self.ids))
         if not len(differs):
             return False
@@ -134,8 +135,7 @@ class _Row:
         return True
 
     def drawn(self, logprobs: np.ndarray, stops: tuple[int, ...]) -> Drawn:
-        begin = len(self.prompt) - 1
-        mine = tuple(float(x) for x in logprobs[begin : begin + len(self.ids)])
+        mine = tuple(float(x) for x in logprobs[self.written])
         return Drawn(tuple(self.ids), mine, "stop" if self.ids[-1] in stops else "length")
 
 

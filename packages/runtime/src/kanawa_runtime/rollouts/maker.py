@@ -16,7 +16,7 @@ from kanawa.errors import UsageError
 from kanawa.module import EmissionError, functional
 
 from kanawa_runtime.data.permutation import permutation
-from kanawa_runtime.rollouts.exact import RepeatedDraws, exact_rounding
+from kanawa_runtime.rollouts.exact import RepeatedDraws
 from kanawa_runtime.rollouts.exchange import Exchange
 from kanawa_runtime.rollouts.groups import Groups, GroupWriter, advantages_of, figures_of, rollout_of
 from kanawa_runtime.rollouts.held_out import HeldOut
@@ -70,7 +70,7 @@ class RolloutMaker(RolloutWriter):
         self._held_out = HeldOut(cfg, source.held_out(), judge, self._groups.weights, self._tokenizer)
         if cfg.exact:
             engine.set(noisy_draws=True)
-            environment = exact_rounding(environment)
+            environment = cfg.environment(environment)
         self.sampler = EngineSampler(model, params, state, environment, engine)
         #: What repeats the draws by the trainer's forward pass, where they have to be exact.
         self._repeated: RepeatedDraws | None = None
