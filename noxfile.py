@@ -167,7 +167,7 @@ def tests(session: nox.Session, package: str) -> None:
 def integration(session: nox.Session) -> None:
     """Several packages together: experiments, eight devices, kills, strangers' plugins."""
     install(session, *EVERYTHING, LOGGERS, test_group("runtime"), ADAPTED, "pytest-xdist", "pytest-timeout", "uv")
-    run_tests(session, "tests/integration")
+    run_tests(session, "tests/integration", quick=True)
 
 
 @nox.session(default=False)
