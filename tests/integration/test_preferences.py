@@ -137,7 +137,7 @@ def test_a_reference_in_columns_stands_for_a_frozen_copy(folder, tmp_path):
         emitted = kn.functional(model)(full, {}, batch, emit=("loss.segment_logprobs",))[1].emitted
         for number, piece in enumerate(source.pieces(index)):
             both = np.asarray(emitted["loss.segment_logprobs"])[0, 2 * number : 2 * number + 2]
-            sums[json.dumps(source._fields[piece.document])] = both.tolist()
+            sums[json.dumps(source.columns(piece.document))] = both.tolist()
     for record in records:
         record["ref_chosen_logps"], record["ref_rejected_logps"] = sums[json.dumps(record)]
     (folder / "known.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))

@@ -47,3 +47,22 @@ def test_what_it_refuses(texts, capsys):
     assert main(["tokenizer"]) == 2
     assert "kanawa tokenizer train --data FILES" in capsys.readouterr().err
     assert not (texts / "new").exists()
+
+
+def test_special_tokens_have_ids_of_their_own_after_those_learned(texts, capsys):
+    """A corpus too small for all merges leaves ids unused before them."""
+    asked = ["tokenizer", "train", "--data", "mytext/*.txt", "--vocab-size", "2000", "--out", "made"]
+    marks = ["--special", "<|user|>", "--special", "<|stop|>"]
+    assert main([*asked, *marks]) == 0
+    ours, library = load_tokenizer(texts / "made"), Tokenizer.from_file(str(texts / "made" / "tokenizer.json"))
+    assert library.token_to_id("<|user|>") == 1998 and ours.vocab_size == 2000
+    text = "<|user|>the fox<|stop|>"
+    ids = ours.encode(text).tolist()
+    assert ids == library.encode(text, add_special_tokens=False).ids
+    assert (ids[0], ids[-1]) == (1998, 1999)
+    assert ours.special_names[1999] == "<|stop|>" and ours.decode(ids) == "the fox"
+    for name in ("<|user|>", "a", ""):
+        again = [*asked[:-1], "other", *marks, "--special", name]
+        assert main(again) == 2
+        assert f"the special token {name!r} is empty, or a token already" in capsys.readouterr().err
+    assert not (texts / "other").exists()

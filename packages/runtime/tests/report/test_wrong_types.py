@@ -26,6 +26,7 @@ RECORDS = [
      "model_flops_per_step": 6e9, "memory_per_device_bytes": {"state": 3}, "device_kind": "cpu",
      "peak_flops_per_chip": 1e10, "peak_flops_dtype": "float32", "peak_flops_source": "sheet",
      "memory_limit_bytes": 100},
+    {"event": "data", "records": 9, "skipped": 2, "cut": 1, "reasons": ["a.jsonl:1: no"], "web": {"documents": 3}},
     {"event": "prepared", "step": 0, "origin": "new", "seconds": 1.0},
     {"event": "step", "step": 1, "loss": 2.0, "tokens": 64.0, "seconds": 0.1, "metrics": {"gradient_norm": 1.0}},
     {"event": "step", "step": 2, "loss": "nan", "tokens": 64.0, "seconds": 0.1, "metrics": {"gradient_norm": 1.0}},

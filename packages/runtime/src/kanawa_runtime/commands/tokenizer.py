@@ -38,6 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--sample-bytes", type=int, default=None, metavar="N", help="learn from so many bytes (default: 6,000,000)"
     )
+    train.add_argument(
+        "--special", action="append", default=[], metavar="TEXT",
+        help="a token of its own beside those learned, such as a chat template's '<|user|>'; repeatable",
+    )  # fmt: skip
     train.add_argument("--out", required=True, metavar="FOLDER", help="a new or empty folder")
     json_argument(train)
 
@@ -55,20 +59,21 @@ def run(args: argparse.Namespace) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         message = f"--out {out} is there already: name a folder that is new or empty"
         raise UsageError(message)
-    cfg = BytePairTokenizer.Config(vocab_size=args.vocab_size)
+    cfg = BytePairTokenizer.Config(vocab_size=max(1, args.vocab_size - len(args.special)))
     if args.sample_bytes is not None:
         cfg.set(sample_bytes=args.sample_bytes)
     corpus: Corpus = own_corpus(*args.data).set(validation_one_in=0).build()
     learned = cfg.build().fit(document.data for document in corpus.documents("train"))
     text = next(iter(corpus.documents("train"))).data
     ratio = len(text) / max(1, len(learned.encode(text)))
+    files = learned.folder_files(args.special)
     out.mkdir(parents=True, exist_ok=True)
-    for name, content in learned.folder_files().items():
+    for name, content in files.items():
         (out / name).write_bytes(content)
-    figures = {"vocab_size": learned.vocab_size, "merges": len(learned.merges), "bytes_per_token": ratio}
+    figures = {"vocab_size": args.vocab_size, "merges": len(learned.merges), "bytes_per_token": ratio}
     if args.json:
         write_json({"out": str(out), **figures})
         return 0
-    write(f"{len(learned.merges):,} merges, {learned.vocab_size:,} ids, written to {out}")
+    write(f"{len(learned.merges):,} merges, {args.vocab_size:,} ids, written to {out}")
     write(f"the first text takes {ratio:.2f} bytes a token")
     return 0

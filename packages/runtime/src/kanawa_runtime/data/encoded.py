@@ -141,16 +141,20 @@ class EncodedDocuments:
         return self._ends[-1]
 
     @property
+    def heads(self) -> list[ShardHead]:
+        """What all shards say of themselves."""
+        self._wait(None)
+        return [shard.head for shard in self._shards]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all texts, as they were before encoding; 0 where examples aren't plain text."""
-        self._wait(None)
-        return sum(shard.head.text_bytes for shard in self._shards)
+        return sum(head.text_bytes for head in self.heads)
 
     @property
     def spelled_bytes(self) -> int:
         """Bytes that all ids stand for."""
-        self._wait(None)
-        return sum(shard.head.spelled_bytes for shard in self._shards)
+        return sum(head.spelled_bytes for head in self.heads)
 
     @functools.cached_property
     def num_predictions(self) -> np.ndarray:
@@ -179,9 +183,7 @@ class EncodedDocuments:
 
     def piece(self, example: int, start: int, stop: int | None) -> Example:
         """Returns ids `start` to `stop` of an example, None for its end, and their weights; None where all weigh 1."""
-        self._wait(example + 1)
-        number = bisect.bisect_right(self._ends, example)
-        local = example - (self._ends[number - 1] if number else 0)
+        number, local = self._place(example)
 
         def cut(shard: Shard) -> Example:
             begin, end = (int(offset) for offset in shard.offsets[local : local + 2])
@@ -189,6 +191,17 @@ class EncodedDocuments:
             return Example(shard.ids[here], None if shard.weights is None else shard.weights[here])
 
         return self._read(number, cut)
+
+    def columns(self, example: int) -> bytes:
+        """Returns the columns of the record behind an example, as they were written; b"" without a record."""
+        number, local = self._place(example)
+        return self._read(number, lambda shard: shard.columns(local))
+
+    def _place(self, example: int) -> tuple[int, int]:
+        """Returns an example's shard and its number in there."""
+        self._wait(example + 1)
+        number = bisect.bisect_right(self._ends, example)
+        return number, example - (self._ends[number - 1] if number else 0)
 
     def _read(self, number: int, read: Callable[[Shard], T]) -> T:
         """Returns what `read` takes from a shard, which is made again where its file is damaged or gone."""
@@ -210,7 +223,7 @@ class EncodedDocuments:
             message = f"{error}; it can't be removed either ({refused}): remove {shard.path.parent.parent}"
             raise ShardError(message) from refused
         heads = list(self._make(self._folder))
-        if heads != [known.head for known in self._shards]:
+        if heads != self.heads:
             message = f"{error}; the data has changed since it was encoded, so the shard can't be made again"
             raise CorpusError(message) from error
         self._shards[number] = Shard(self._folder, heads[number])

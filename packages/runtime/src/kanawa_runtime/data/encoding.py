@@ -1,8 +1,9 @@
-"""Text becomes shards of ids in processes of their own, in order, and what an earlier attempt finished is taken over.
+"""Data become shards of ids in processes of their own, in order, and what an earlier attempt finished is taken over.
 
 Run as a module it is such a process: it encodes what comes on its input until that ends.
 """
 
+import abc
 import collections
 import contextlib
 import hashlib
@@ -14,25 +15,28 @@ import queue
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
+from kanawa.errors import UsageError
 
 from kanawa_runtime.data.corpus import Document
-from kanawa_runtime.data.errors import ShardError
+from kanawa_runtime.data.errors import CorpusError, ShardError
 from kanawa_runtime.data.shards import VERSION, Example, ShardHead, id_dtype, read_head, write_shard
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import tokenizer_from_bytes
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: Text in a shard; a batch of so much, and what it becomes, is in memory for each process.
 SHARD_BYTES = 1 << 24
-#: Short documents fill a shard by number.
-_MOST_DOCUMENTS = 1 << 17
+#: Short documents, or records, fill a shard by number.
+_MOST_ITEMS = 1 << 17
 #: Tokens in a shard of examples that aren't plain text.
 _SHARD_TOKENS = 1 << 22
 _MOST_PROCESSES = 8
@@ -51,30 +55,97 @@ def text_example(data: bytes, tokenizer: Tokenizer) -> Example:
     return Example(ids)
 
 
-def text_shards(
-    documents: Iterable[Document], tokenizer: Tokenizer, folder: Path, processes: int
-) -> Iterator[ShardHead]:
-    """Yields the shards of documents in order, once each is on disk; those that are there aren't encoded again.
+class BatchEncoder(abc.ABC):
+    """Makes shards of batches, here or in other processes, which get it pickled."""
 
-    A shard's name is a digest of its text and the tokenizer, so an attempt that was killed, or a corpus that has grown
-    at its end, loses nothing. With one batch, or one process, this process encodes.
+    @abc.abstractmethod
+    def key(self, batch: list[Any]) -> str:
+        """Returns a shard's name: a digest of the batch and all that its examples depend on."""
+
+    @abc.abstractmethod
+    def encode(self, batch: list[Any], key: str, folder: Path) -> ShardHead:
+        """Encodes a batch and writes its shard; returns its head."""
+
+
+class TextEncoder(BatchEncoder):
+    """Encodes batches of documents' bytes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Takes the tokenizer as its file, as a run does."""
+        return _text_encoder, (self._tokenizer.to_bytes(),)
+
+    def key(self, batch: list[bytes]) -> str:
+        """Returns a digest of the documents and the tokenizer."""
+        return batch_key(f"text {VERSION} {self._tokenizer.digest}", batch)
+
+    def encode(self, batch: list[bytes], key: str, folder: Path) -> ShardHead:
+        """Encodes documents and writes their shard; returns its head."""
+        tokenizer = self._tokenizer
+        dtype = id_dtype(tokenizer.vocab_size)
+        # Narrowed at once: a batch of bytes has 16 million ids.
+        examples = [Example(text_example(data, tokenizer).ids.astype(dtype)) for data in batch]
+        num_bytes = sum(map(len, batch))
+        return write_shard(folder, key, examples, tokenizer.vocab_size, tokenizer.byte_lengths, num_bytes)
+
+
+def _text_encoder(content: bytes) -> TextEncoder:
+    return TextEncoder(tokenizer_from_bytes(content))
+
+
+def batch_key(what: str, parts: Iterable[bytes]) -> str:
+    """Returns a shard's name that depends on `what` and every part."""
+    hasher = hashlib.sha256(f"{what}\n".encode())
+    for data in parts:
+        hasher.update(b"%d\n" % len(data))
+        hasher.update(data)
+    return hasher.hexdigest()[:40]
+
+
+def text_batches(documents: Iterable[Document]) -> Iterator[list[bytes]]:
+    """Yields the bytes of documents in batches of a shard each."""
+    return batches((document.data for document in documents), len, SHARD_BYTES)
+
+
+def batches(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Yields items in lists that end once their sizes reach `most`."""
+    batch: list[T] = []
+    filled = 0
+    for item in items:
+        batch.append(item)
+        filled += size(item)
+        if filled >= most or len(batch) == _MOST_ITEMS:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch
+
+
+def encoded_shards(
+    batches: Iterator[list[Any]], encoder: BatchEncoder, folder: Path, processes: int
+) -> Iterator[ShardHead]:
+    """Yields the shards of batches in order, once each is on disk; those that are there aren't encoded again.
+
+    A shard's name says what it was made of, so an attempt that was killed, or data that have grown at their end, lose
+    nothing. With one batch, or one process, this process encodes.
     """
-    batches = _batches(documents)
     first = list(itertools.islice(batches, 2))
     ahead: collections.deque[ShardHead | Future[ShardHead]] = collections.deque()
     with contextlib.ExitStack() as stack:
         pool: _Pool | None = None
         for batch in itertools.chain(first, batches):
-            key = _key(batch, tokenizer)
+            key = encoder.key(batch)
             head = read_head(folder, key)
             if head is not None:
                 ahead.append(head)
             elif processes == 1 or len(first) == 1:
                 yield from _finished(ahead)
                 ahead.clear()
-                ahead.append(encoded_batch(batch, key, tokenizer, folder))
+                ahead.append(encoder.encode(batch, key, folder))
             else:
-                pool = pool or stack.enter_context(_Pool(tokenizer, folder, processes))
+                pool = pool or stack.enter_context(_Pool(encoder, folder, processes))
                 ahead.append(pool.submit(key, batch))
             # As many batches in memory as processes, and as many again that wait for one.
             while len(ahead) > 2 * processes:
@@ -88,36 +159,6 @@ def _finished(ahead: Iterable["ShardHead | Future[ShardHead]"]) -> Iterator[Shar
 
 def _result(made: "ShardHead | Future[ShardHead]") -> ShardHead:
     return made.result() if isinstance(made, Future) else made
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    size = 0
-    for document in documents:
-        batch.append(document.data)
-        size += len(document.data)
-        if size >= SHARD_BYTES or len(batch) == _MOST_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _key(batch: list[bytes], tokenizer: Tokenizer) -> str:
-    hasher = hashlib.sha256(f"text {VERSION} {tokenizer.digest}\n".encode())
-    for data in batch:
-        hasher.update(b"%d\n" % len(data))
-        hasher.update(data)
-    return hasher.hexdigest()[:40]
-
-
-def encoded_batch(batch: list[bytes], key: str, tokenizer: Tokenizer, folder: Path) -> ShardHead:
-    """Encodes documents and writes their shard; returns its head."""
-    dtype = id_dtype(tokenizer.vocab_size)
-    # Narrowed at once: a batch of bytes has 16 million ids.
-    examples = [Example(text_example(data, tokenizer).ids.astype(dtype)) for data in batch]
-    num_bytes = sum(map(len, batch))
-    return write_shard(folder, key, examples, tokenizer.vocab_size, tokenizer.byte_lengths, num_bytes)
 
 
 def example_shards(examples: Iterable[Example], name: str, tokenizer: Tokenizer, folder: Path) -> Iterator[ShardHead]:
@@ -142,8 +183,8 @@ def _written(examples: list[Example], name: str, tokenizer: Tokenizer, folder: P
 class _Pool:
     """Processes that encode batches; each is spoken to by a thread of its own."""
 
-    def __init__(self, tokenizer: Tokenizer, folder: Path, processes: int) -> None:
-        self._start = pickle.dumps((tokenizer.to_bytes(), str(folder)))
+    def __init__(self, encoder: BatchEncoder, folder: Path, processes: int) -> None:
+        self._start = pickle.dumps((encoder, str(folder)))
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="kanawa-encode")
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._all: list[subprocess.Popen[bytes]] = []
@@ -159,11 +200,11 @@ class _Pool:
         for process in self._all:
             process.communicate()
 
-    def submit(self, key: str, batch: list[bytes]) -> "Future[ShardHead]":
+    def submit(self, key: str, batch: list[Any]) -> "Future[ShardHead]":
         """Has a batch encoded."""
         return self._threads.submit(self._encode, key, batch)
 
-    def _encode(self, key: str, batch: list[bytes]) -> ShardHead:
+    def _encode(self, key: str, batch: list[Any]) -> ShardHead:
         try:
             process = self._idle.get_nowait()
         except queue.Empty:
@@ -182,8 +223,8 @@ class _Pool:
             raise ShardError(message)
         self._idle.put(process)
         made = pickle.loads(answer)
-        if isinstance(made, str):
-            raise ShardError(made)
+        if isinstance(made, Exception):
+            raise made
         return ShardHead(*made)
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -219,14 +260,14 @@ def _work(source: IO[bytes], answers: IO[bytes]) -> None:
     start = _received(source)
     if start is None:
         return
-    content, folder = pickle.loads(start)
-    tokenizer: Any = tokenizer_from_bytes(content)
+    encoder, folder = pickle.loads(start)
     while (message := _received(source)) is not None:
         key, batch = pickle.loads(message)
         try:
-            made: Any = tuple(encoded_batch(batch, key, tokenizer, Path(folder)))
+            made: Any = tuple(encoder.encode(batch, key, Path(folder)))
         except Exception as error:  # A tokenizer's own library may raise anything.
-            made = str(error) if isinstance(error, ShardError) else f"{type(error).__name__}: {error}"
+            known = type(error) in (CorpusError, ShardError, UsageError)
+            made = type(error)(str(error)) if known else ShardError(f"{type(error).__name__}: {error}")
         _send(answers, pickle.dumps(made))
 
 

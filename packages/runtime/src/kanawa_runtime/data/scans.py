@@ -2,10 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from kanawa_runtime.data.derived import cache_key, cached
+from kanawa_runtime.data.records.addresses import Found, fingerprint
 
 #: Raise it when reading the same files would find something else.
 _VERSION = "2"
@@ -20,8 +21,14 @@ class Fingerprint(NamedTuple):
     newest_ns: int
 
 
+def fingerprint_of(files: Iterable[Found]) -> Fingerprint:
+    """Returns the names, sizes and times of files."""
+    known = [(found.name, *fingerprint(found.address)) for found in files]
+    return Fingerprint(known, max((changed_ns for _, changed_ns, *_ in known), default=0))
+
+
 class Scan(NamedTuple):
-    """What one reading of a corpus found."""
+    """What one reading of a corpus, or of records, found; of records `documents` counts them."""
 
     digest: str
     documents: int
@@ -33,6 +40,10 @@ class Scan(NamedTuple):
     skipped_rows: int = 0
     skipped_files: int = 0
     problems: tuple[str, ...] = ()
+
+    def unreadable(self) -> dict[str, int]:
+        """Returns the counts of what was left out as bad, for events."""
+        return {"unreadable_rows": self.skipped_rows, "unreadable_files": self.skipped_files}
 
 
 def remembered_scan(settings: Any, fingerprint: Fingerprint | None, read_once: Callable[[], Scan]) -> Scan:

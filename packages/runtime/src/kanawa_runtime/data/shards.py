@@ -1,7 +1,8 @@
 """Shards of encoded examples on disk: written once, each with digests, and mapped into memory when read.
 
 A shard is a line of JSON, padded to 64 bytes, then the lengths (uint32), ids (uint16 or int32) and, where examples have
-them, weights (float32). The line has digests of the arrays, and ends the file as a digest of its own.
+them, weights (float32); of records also where each one's columns end (uint32), and those. The line has digests of
+the arrays, and ends the file as a digest of its own.
 """
 
 import functools
@@ -22,7 +23,7 @@ from kanawa_runtime.storage.durable import partial_name
 logger = logging.getLogger(__name__)
 
 #: Part of every key and header: raise it when the layout changes.
-VERSION = 1
+VERSION = 2
 _ALIGNMENT = 64
 #: Ids whose bytes are counted in one go.
 _PART_TOKENS = 1 << 20
@@ -39,6 +40,18 @@ class Example(NamedTuple):
     weights: np.ndarray | None = None
 
 
+class Outcome(NamedTuple):
+    """What became of `records`: some have no example, the first few of them with the reason, some lost their ends."""
+
+    records: int = 0
+    skipped: int = 0
+    cut: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+NO_RECORDS = Outcome()
+
+
 class ShardHead(NamedTuple):
     """What a shard's first line says."""
 
@@ -53,6 +66,9 @@ class ShardHead(NamedTuple):
     weighted: bool
     lengths_digest: str
     values_digest: str
+    outcome: Outcome = NO_RECORDS
+    #: Of the columns that records have, with where each ends; 0 where examples are made of none.
+    column_bytes: int = 0
 
 
 def id_dtype(vocab_size: int) -> Any:
@@ -66,21 +82,30 @@ def shard_path(folder: Path, key: str) -> Path:
 
 
 def write_shard(
-    folder: Path, key: str, examples: Sequence[Example], vocab_size: int, byte_lengths: np.ndarray, text_bytes: int = 0
-) -> ShardHead:
-    """Writes examples as one file, whole or not at all; raises ShardError where the disk refuses."""
+    folder: Path, key: str, examples: Sequence[Example], vocab_size: int, byte_lengths: np.ndarray, text_bytes: int = 0,
+    *, outcome: Outcome = NO_RECORDS, columns: Sequence[bytes] = (),
+) -> ShardHead:  # fmt: skip
+    """Writes examples as one file, whole or not at all; raises ShardError where the disk refuses.
+
+    `columns` are those of the record behind each example, in any form; none where there are no records.
+    """
     dtype = np.dtype(id_dtype(vocab_size))
-    ids = np.concatenate([example.ids for example in examples], dtype=dtype, casting="unsafe")
+    ids = np.concatenate([np.zeros(0, dtype), *(example.ids for example in examples)], dtype=dtype, casting="unsafe")
     lengths = np.array([len(example.ids) for example in examples], np.uint32)
     values = [ids.tobytes()]
     weighted = any(example.weights is not None for example in examples)
     if weighted:
         weights = [np.ones(len(e.ids), np.float32) if e.weights is None else e.weights for e in examples]
         values.append(np.concatenate(weights).astype(np.float32).tobytes())
+    stored = [np.cumsum([len(each) for each in columns], dtype=np.uint32).tobytes(), *columns] if columns else []
     parts = range(0, len(ids), _PART_TOKENS)
     spelled = sum(int(byte_lengths[ids[begin : begin + _PART_TOKENS]].sum(dtype=np.int64)) for begin in parts)
+    values += stored
     digests = (hashlib.sha256(lengths.tobytes()).hexdigest(), hashlib.sha256(b"".join(values)).hexdigest())
-    head = ShardHead(key, len(examples), len(ids), text_bytes, spelled, dtype.str, weighted, *digests)
+    column_bytes = sum(map(len, stored))
+    head = ShardHead(
+        key, len(examples), len(ids), text_bytes, spelled, dtype.str, weighted, *digests, outcome, column_bytes
+    )
     line = _head_line(head)
     path = shard_path(folder, key)
     beside = partial_name(path)
@@ -101,7 +126,8 @@ def write_shard(
 
 
 def _head_line(head: ShardHead) -> bytes:
-    text = json.dumps({"version": VERSION, **head._asdict()}).encode()
+    fields = {**head._asdict(), "outcome": head.outcome._asdict()}
+    text = json.dumps({"version": VERSION, **fields}).encode()
     return text.ljust(-(-(len(text) + 1) // _ALIGNMENT) * _ALIGNMENT - 1) + b"\n"
 
 
@@ -116,7 +142,8 @@ def read_head(folder: Path, key: str) -> ShardHead | None:
             digest = file.read()
         fields = json.loads(line)
         version = fields.pop("version")
-        head = ShardHead(**fields)
+        outcome = fields.pop("outcome")
+        head = ShardHead(**fields, outcome=Outcome(**{**outcome, "reasons": tuple(outcome["reasons"])}))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     whole = digest == hashlib.sha256(line).digest() and size == len(line) + _values_bytes(head) + _DIGEST_BYTES
@@ -124,7 +151,7 @@ def read_head(folder: Path, key: str) -> ShardHead | None:
 
 
 def _values_bytes(head: ShardHead) -> int:
-    return head.examples * 4 + head.tokens * (np.dtype(head.dtype).itemsize + 4 * head.weighted)
+    return head.examples * 4 + head.tokens * (np.dtype(head.dtype).itemsize + 4 * head.weighted) + head.column_bytes
 
 
 class Shard:
@@ -166,12 +193,12 @@ class Shard:
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     @functools.cached_property
-    def _values(self) -> tuple[np.ndarray, np.ndarray | None]:
+    def _values(self) -> tuple[np.ndarray, np.ndarray | None, memoryview]:
         head = self.head
         part = self._checked(self._bytes[head.examples * 4 :], head.values_digest)
-        split = head.tokens * np.dtype(head.dtype).itemsize
-        weights = np.frombuffer(part[split:], np.float32) if head.weighted else None
-        return np.frombuffer(part[:split], np.dtype(head.dtype)), weights
+        split, end = head.tokens * np.dtype(head.dtype).itemsize, len(part) - head.column_bytes
+        weights = np.frombuffer(part[split:end], np.float32) if head.weighted else None
+        return np.frombuffer(part[:split], np.dtype(head.dtype)), weights, part[end:]
 
     @property
     def ids(self) -> np.ndarray:
@@ -182,3 +209,12 @@ class Shard:
     def weights(self) -> np.ndarray | None:
         """Weights of all ids as targets, float32 [tokens]; None where all are 1."""
         return self._values[1]
+
+    def columns(self, example: int) -> bytes:
+        """Returns the columns of the record behind an example, as they were written; b"" without a record."""
+        stored, ends_bytes = self._values[2], self.head.examples * 4
+        if not stored:
+            return b""
+        ends = np.frombuffer(stored[:ends_bytes], np.uint32)
+        begin = int(ends[example - 1]) if example else 0
+        return bytes(stored[ends_bytes + begin : ends_bytes + int(ends[example])])

@@ -1,9 +1,9 @@
 """Rows of text: a corpus and a tokenizer, packed."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from kanawa.config import Size
@@ -11,7 +11,7 @@ from kanawa.contracts.data import DataSource
 
 from kanawa_runtime.data.corpus import Corpus, EmbeddedCorpus, Split
 from kanawa_runtime.data.encoded import Example, fitted_tokenizer
-from kanawa_runtime.data.encoding import default_processes, text_example, text_shards
+from kanawa_runtime.data.encoding import TextEncoder, default_processes, encoded_shards, text_batches, text_example
 from kanawa_runtime.data.packed import PackedSource
 from kanawa_runtime.data.shards import ShardHead
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
@@ -70,11 +70,17 @@ class TextSource(PackedSource):
 
     def _shards(self, folder: Path) -> Iterator[ShardHead]:
         processes = self.config.encode_processes or default_processes()
-        return text_shards(self.corpus.documents(self.config.split), self.tokenizer, folder, processes)
+        documents = text_batches(self.corpus.documents(self.config.split))
+        return encoded_shards(documents, TextEncoder(self.tokenizer), folder, processes)
 
     @property
     def _num_examples(self) -> int | None:
         return self.corpus.num_documents(self.config.split) if self.config.shuffle_within == "window" else None
+
+    def account(self) -> Mapping[str, Any]:
+        """Returns how many documents there are, and how many rows and files were left out as unreadable."""
+        scan = self.corpus.scan
+        return {"documents": scan.documents, **scan.unreadable(), "reasons": list(scan.problems)}
 
     def held_out(self) -> DataSource | None:
         """Returns the validation split, once through in order; None where the corpus holds nothing out."""

@@ -10,11 +10,11 @@ from kanawa.errors import did_you_mean
 
 from kanawa_runtime.data.corpus import Corpus, Document
 from kanawa_runtime.data.errors import CorpusError
-from kanawa_runtime.data.records.addresses import Found, fingerprint, opened, readable
+from kanawa_runtime.data.records.addresses import Found, opened, readable
 from kanawa_runtime.data.records.listing import found_files
 from kanawa_runtime.data.records.rows import check_mark, not_utf8, other_use, text_lines
 from kanawa_runtime.data.records.usable import OnBad, Skipped, usable_records
-from kanawa_runtime.data.scans import Fingerprint
+from kanawa_runtime.data.scans import Fingerprint, fingerprint_of
 
 
 def named_files(patterns: Iterable[str], root: Path) -> list[tuple[str, Path]]:
@@ -47,8 +47,7 @@ class FileCorpus(Corpus):
         """Returns the files' names, sizes and times; None of a class that doesn't say that they are all it reads."""
         if not type(self).__dict__.get("READS_FILES_ONLY", False):
             return None
-        files = [(found.name, *fingerprint(found.address)) for found in self.found()]
-        return Fingerprint(files, max((changed_ns for _, changed_ns, *_ in files), default=0))
+        return fingerprint_of(self.found())
 
     def describe(self) -> str:
         """Returns the corpus's kind with its patterns."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kanawa_runtime.report import sections
 from kanawa_runtime.report.configs import assignments, configs, differences, environment, launches
+from kanawa_runtime.report.data_read import data_read
 from kanawa_runtime.report.evaluations import evaluations
 from kanawa_runtime.report.goodput import goodput
 from kanawa_runtime.report.parts import asset
@@ -38,6 +39,7 @@ def render(runs: Sequence[RunData]) -> str:
         task_scores(runs, names),
         sections.samples(runs, names),
         completions(runs, names),
+        data_read(runs, names),
         goodput(runs, names),
         sections.speed(runs, names),
         utilization(runs, names),

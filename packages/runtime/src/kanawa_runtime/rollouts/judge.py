@@ -12,8 +12,8 @@ from kanawa.errors import KanawaError
 
 from kanawa_runtime.rollouts.rewards import Rollout
 
-#: The reward that DAPO's soft overlong punishment adds under this name.
-OVERLONG = "overlong"
+#: The names of what a reward model says, and of the reward that DAPO's soft overlong punishment adds.
+REWARD_MODEL, OVERLONG = "reward_model", "overlong"
 
 
 class RewardError(KanawaError):
@@ -42,16 +42,17 @@ class Judgement(NamedTuple):
 class Judge:
     """Rates rollouts by several functions. `seconds` limits each call (None: none), `names` are those of the rewards.
 
+    `model` rates many rollouts at once, after the functions.
     With `overlong_tokens`, the last so many of the tokens a rollout may have cost up to one reward (DAPO,
     arXiv:2503.14476, equation 13).
     """
 
     def __init__(
         self, functions: Sequence[Callable[[Rollout], Any]], *, seconds: float | None = None, overlong_tokens: int = 0,
-        new_tokens: int = 0,
+        new_tokens: int = 0, model: Callable[[Sequence[Rollout]], np.ndarray] | None = None,
     ) -> None:  # fmt: skip
-        self._functions = list(functions)
-        self.names = reward_names(functions, has_overlong=overlong_tokens > 0)
+        self._functions, self._model = list(functions), model
+        self.names = reward_names(functions, has_model=model is not None, has_overlong=overlong_tokens > 0)
         self._seconds, self._overlong, self._new_tokens = seconds, overlong_tokens, new_tokens
         self._caller = _Caller()
 
@@ -68,6 +69,11 @@ class Judge:
                     values[row, column] = found
             if self._overlong:
                 values[row, -1] = overlong_penalty(len(rollout.completion_ids), self._new_tokens, self._overlong)
+        if self._model is not None:
+            rated = values[:, len(self._functions)] = self._model(rollouts)
+            for row in np.flatnonzero(~np.isfinite(rated)).tolist():
+                failures.setdefault(row, Failure("not_finite", f"the reward model gave {rated[row]}"))
+                values[row, len(self._functions)] = np.nan
         return Judgement(values, failures)
 
     def _rated(self, function: Callable[[Rollout], Any], rollout: Rollout) -> float | Failure:
@@ -85,14 +91,16 @@ class Judge:
         return reward
 
 
-def reward_names(functions: Sequence[Callable[..., Any]], *, has_overlong: bool) -> list[str]:
+def reward_names(
+    functions: Sequence[Callable[..., Any]], *, has_model: bool = False, has_overlong: bool
+) -> list[str]:  # fmt: skip
     """Returns a short name for each reward, that of the catalog or of the function; equal ones are numbered."""
     names: list[str] = []
     for function in functions:
         short = public_name(function).rpartition(":")[2].rpartition(".")[2].replace("-", "_")
         taken = sum(name == short or name.startswith(f"{short}_") for name in names)
         names.append(f"{short}_{taken + 1}" if taken else short)
-    return [*names, OVERLONG] if has_overlong else names
+    return names + [REWARD_MODEL] * has_model + [OVERLONG] * has_overlong
 
 
 def overlong_penalty(length: int, most: int, cache: int) -> float:

@@ -23,6 +23,7 @@ from kanawa_runtime.rollouts.held_out import HeldOut
 from kanawa_runtime.rollouts.interaction import played
 from kanawa_runtime.rollouts.judge import Judge
 from kanawa_runtime.rollouts.prompts import Asked, Grouped
+from kanawa_runtime.rollouts.reward_model import RewardModel
 from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler, RolloutError, seed_of
 from kanawa_runtime.rollouts.written import Written, laid_out, restored_rows
 from kanawa_runtime.train.batches import global_batch, local_rows, own_rows
@@ -57,9 +58,11 @@ class RolloutMaker(RolloutWriter):
         if engine.max_length is None:
             engine.set(max_length=self._length)
         self._max_length = min(engine.max_length, self._length)
+        rater = None if cfg.reward_model is None else RewardModel(cfg.reward_model, self._tokenizer).rate
         judge = Judge(
-            cfg.rewards, seconds=cfg.reward_seconds, overlong_tokens=cfg.overlong_tokens, new_tokens=cfg.new_tokens
-        )
+            cfg.rewards, seconds=cfg.reward_seconds, overlong_tokens=cfg.overlong_tokens, new_tokens=cfg.new_tokens,
+            model=rater,
+        )  # fmt: skip
         self._groups = GroupWriter(
             judge=judge, weights=cfg.reward_weights(), size=size, rows=self._rows, group_size=cfg.group_size,
             attempts=cfg.attempts, skips_failed=cfg.skips_failed, tokenizer=self._tokenizer,

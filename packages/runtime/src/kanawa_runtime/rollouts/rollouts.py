@@ -31,6 +31,8 @@ class Rollouts(RolloutConfig):
     PLACEMENT = ("engine", "evaluation_prompts", "logged_completions", "reward_seconds")
 
     rewards: Annotated[tuple[Callable[..., Any], ...], Named("rewards")] = REQUIRED
+    #: A run of `--modify reward-model`, or a folder with such a model: its number is a reward after `rewards`.
+    reward_model: str | None = None
     weights: tuple[float, ...] | None = None
     reward_seconds: Positive | None = None
     skips_failed: bool = False
@@ -54,9 +56,13 @@ class Rollouts(RolloutConfig):
     #: Rollouts of a step that go into the events, to be read.
     logged_completions: Count = 2
 
+    @property
+    def _num_rewards(self) -> int:
+        return len(self.rewards) + (self.reward_model is not None)
+
     def reward_weights(self) -> np.ndarray:
         """Returns the weight of each of the judge's rewards, the penalty of overlong rollouts last."""
-        own = self.weights if self.weights is not None else (1.0,) * len(self.rewards)
+        own = self.weights if self.weights is not None else (1.0,) * self._num_rewards
         return np.asarray([*own, *((1.0,) if self.overlong_tokens else ())], np.float64)
 
     @property
@@ -142,11 +148,11 @@ class Rollouts(RolloutConfig):
 
     def _problems_of_rewards(self) -> list[str]:
         problems = []
-        if not self.rewards:
+        if not self._num_rewards:
             problems.append("rollouts.rewards is empty, expected one at least: `kanawa list rewards` shows those here")
-        if self.weights is not None and len(self.weights) != len(self.rewards):
+        if self.weights is not None and len(self.weights) != self._num_rewards:
             problems.append(
-                f"rollouts.weights has {len(self.weights)} numbers for {len(self.rewards)} rewards, expected one each"
+                f"rollouts.weights has {len(self.weights)} numbers for {self._num_rewards} rewards, expected one each"
             )
         if self.overlong_tokens > self.new_tokens:
             problems.append(

@@ -99,7 +99,7 @@ def test_long_conversations_are_cut_and_counted(
 def test_long_conversations_are_skipped_or_refused(source: Callable[..., ChatSource]) -> None:
     rows = source(LONG, sequence_length=128, on_long="skip")
     assert answers(rows) == answers(source(MANY[:3], sequence_length=128))
-    assert rows.reading.records == 5 and [ordinal for ordinal, _ in rows.reading.skipped] == [3, 4]
+    assert rows.reading[:3] == (5, 2, 0)
     with pytest.raises(CorpusError, match=r"chat.jsonl:4: \d+ tokens, and a row holds data.sequence_length=128"):
         source(LONG, sequence_length=128, on_long="stop").row(0)
     with pytest.raises(CorpusError, match="no record can be learned from: 2 of 2 records skipped"):
@@ -108,12 +108,16 @@ def test_long_conversations_are_skipped_or_refused(source: Callable[..., ChatSou
 
 BAD: list[tuple[Any, str]] = [
     ({"text": "a"}, "record: expected the columns messages, or prompt and completion; found text; text alone"),
-    ({"conversations": []}, "found conversations; rename conversations to messages"),
+    ({"conversations": []}, "conversations: expected at least one message"),
+    ({"conversations": [{"from": "function_call", "value": "f"}]}, "conversations[0].from: found 'function_call', exp"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "messages[0].weight: found 0.5, expected 0"),
+    ({"messages": [{"role": "user", "content": "a", "weight": 1}]}, "messages[0].weight: only what the assistant says"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "all that the assistant says has weight 0"),
     ({"mesages": []}, "found mesages; rename mesages, if it is meant as such"),
     ({"messages": []}, "messages: expected at least one message, found an empty list"),
     ({"messages": "hi"}, "messages: expected a list of messages, found a text ('hi')"),
     ({"messages": ["hi"]}, r"messages[0]: expected an object with role and content, found a text ('hi')"),
-    ({"messages": [{"from": "human", "value": "a"}]}, "write from and value as role and content"),
+    ({"messages": [{"from": "a narrator", "value": "a"}]}, "messages[0].from: found 'a narrator', expected one of"),
     ({"messages": [{"role": "asistant", "content": "a"}]}, "messages[0].role: found 'asistant', expected"),
     ({"messages": [{"role": "user"}]}, "messages[0].content: expected a text; only an assistant that calls tools"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: expected a text or a list"),
@@ -142,7 +146,7 @@ def test_a_bad_record_is_named_with_its_place(source: Callable[..., ChatSource],
     assert "set data.on_bad=skip to leave such records out" in str(caught.value)
     rows = source([MANY[0], record, MANY[1]], on_bad="skip")
     assert answers(rows) == answers(source(MANY[:2]))
-    assert rows.reading.skipped[0][1].startswith("chat.jsonl:2: ")
+    assert rows.reading.reasons[0].startswith("chat.jsonl:2: ")
 
 
 def test_a_template_that_marks_nothing(source: Callable[..., ChatSource], tmp_path: Path) -> None:

@@ -65,6 +65,30 @@ def test_answers_in_a_prompt_are_not_learned(source: Callable[..., ChatSource], 
     assert tokenizer.decode(ids[weights > 0]) == "second"
 
 
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("template", ["chatml", "instruct", "llama3"])
+def test_messages_of_weight_0_are_not_learned(source: Callable[..., ChatSource], template: str, marks: bool) -> None:
+    rows = source(template=template, marks=marks)
+    record = conversation("a", "first", "c", "second", "d", "third")
+    whole = rows.example_of(record)
+    for left_out in ((1,), (3,), (5,), (1, 5)):
+        weighed = [{**m, "weight": int(i not in left_out)} if i % 2 else m for i, m in enumerate(record["messages"])]
+        ids, weights = rows.example_of({"messages": weighed})
+        assert ids.tolist() == whole.ids.tolist()
+        learned = rows.tokenizer.decode(ids[weights > 0]).split()
+        kept = [word for i, word in ((1, "first"), (3, "second"), (5, "third")) if i not in left_out]
+        assert "".join(learned) == "".join(kept)
+
+
+def test_records_of_from_and_value_are_conversations(source: Callable[..., ChatSource]) -> None:
+    said = [("human", "a"), ("gpt", "b"), ("human", "c"), ("gpt", "d")]
+    shared = {"conversations": [{"from": who, "value": text} for who, text in said], "system": "be kind"}
+    roles = {"human": "user", "gpt": "assistant"}
+    plain = [{"role": "system", "content": "be kind"}, *({"role": roles[who], "content": text} for who, text in said)]
+    made, wanted = (source().example_of(fields) for fields in (shared, {"messages": plain}))
+    assert (made.ids.tolist(), made.weights.tolist()) == (wanted.ids.tolist(), wanted.weights.tolist())
+
+
 def test_two_texts_are_joined_and_end(source: Callable[..., ChatSource]) -> None:
     rows = source()
     ids, weights = rows.example_of({"prompt": "The quick ", "completion": "brown fox"})

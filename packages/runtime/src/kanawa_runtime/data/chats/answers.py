@@ -30,10 +30,11 @@ def learned_text(
     Raises RecordError where there is nothing to learn, or the template refuses the messages, or what comes before an
     answer changes with what follows.
     """
-    messages = conversation.messages
-    places = [
-        i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= conversation.num_prompt
-    ]
+    messages, left_out = conversation.messages, conversation.left_out
+    said = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= conversation.num_prompt]
+    places = [i for i in said if i not in left_out]
+    if said and not places:
+        raise RecordError(at="messages", why="all that the assistant says has weight 0, so that nothing is learned")
     try:
         if not places:
             return MarkedText(_render(template, conversation, [(len(messages), True)], day)[0].text, ())
@@ -51,7 +52,7 @@ def _render(
     template: ChatTemplate, conversation: Conversation, parts: Sequence[tuple[int, bool]], day: str
 ) -> list[MarkedText]:
     """Returns the text of the first n messages for each (n, whether the generation prompt follows)."""
-    messages, tools, extra, _ = conversation
+    messages, tools, extra, *_ = conversation
     asked = [turns(messages[:count], tools, add_generation_prompt=prompt, extra=extra) for count, prompt in parts]
     return template.render_marked(asked, day)
 
@@ -59,12 +60,20 @@ def _render(
 def _by_marks(
     template: ChatTemplate, conversation: Conversation, places: Sequence[int], answers: Answers, day: str
 ) -> MarkedText:
-    parts = [(len(conversation.messages), False)]
-    # Marks of earlier answers don't count where only the last, or only a completion, is learned.
-    some = answers == "last" or conversation.num_prompt > 0
-    whole, *before = _render(template, conversation, parts + [(places[0], True)] * some, day)
-    limit = len(os.path.commonprefix([whole.text, before[0].text])) if before else 0
-    spans = tuple((max(begin, limit), end) for begin, end in whole.spans if end > limit)
+    # Marks of earlier answers don't count where only the last, or only a completion, is learned, nor those left out.
+    first = [(places[0], True)] * (answers == "last" or conversation.num_prompt > 0 or bool(conversation.left_out))
+    holes = [
+        (at, end) for i in sorted(conversation.left_out) if i > places[0] for at, end in ((i, True), (i + 1, False))
+    ]
+    whole, *others = _render(template, conversation, [(len(conversation.messages), False), *first, *holes], day)
+    cuts = [len(os.path.commonprefix([whole.text, other.text])) for other in others]
+    limit = cuts.pop(0) if first else 0
+    unlearned = list(zip(cuts[::2], cuts[1::2], strict=True))
+    spans = tuple(
+        (max(begin, limit), end)
+        for begin, end in whole.spans
+        if end > limit and not any(low <= begin < high for low, high in unlearned)
+    )
     if not spans:
         why = (
             "the chat template has {% generation %}, and marks nothing of this conversation; "

@@ -13,6 +13,11 @@ from kanawa_runtime.data.records.source import RecordError
 ROLES = ("system", "developer", "user", "assistant", "tool")
 #: Columns of which a record has one set: a conversation, or a prompt with what completes it.
 _FORMS = "messages, or prompt and completion"
+#: How other data sets call those who speak, in records of `conversations` with `from` and `value`.
+_SPEAKERS = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bing": "assistant",
+    "model": "assistant", "observation": "tool",
+}  # fmt: skip
 
 
 class TextPair(NamedTuple):
@@ -23,20 +28,22 @@ class TextPair(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """Messages as templates read them; the first `num_prompt` of them are never learned."""
+    """Messages as templates read them; the first `num_prompt` of them are never learned, nor are those `left_out`."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     #: Further variables of the template's own, such as `enable_thinking`.
     extra: Mapping[str, Any] | None = None
     num_prompt: int = 0
+    left_out: frozenset[int] = frozenset()
 
 
 def conversation_of(fields: Mapping[str, Any]) -> Conversation | TextPair:
     """Returns what a record's fields hold; a prompt without completion has an empty one.
 
     `messages`, or `prompt` and `completion` (both texts, or both lists of messages), with `tools` (a list, or its JSON
-    text) and `chat_template_kwargs` (an object). Raises RecordError.
+    text) and `chat_template_kwargs` (an object). `conversations` are messages with `from` and `value`, and `system`
+    may stand before them. An assistant's message of `weight` 0 is read and not learned. Raises RecordError.
     """
     found = {name: value for name, value in fields.items() if value is not None}
     extra = found.get("chat_template_kwargs")
@@ -44,7 +51,13 @@ def conversation_of(fields: Mapping[str, Any]) -> Conversation | TextPair:
         raise RecordError(at="chat_template_kwargs", why=f"expected an object, found {_kind(extra)}")
     tools = _tools(found.get("tools"))
     if "messages" in found:
-        return Conversation(messages_of(found["messages"], "messages"), tools, extra)
+        return _conversation(messages_of(found["messages"], "messages"), tools, extra)
+    if "conversations" in found:
+        said = messages_of(found["conversations"], "conversations")
+        system = found.get("system")
+        if isinstance(system, str) and system and said[0]["role"] != "system":
+            said.insert(0, {"role": "system", "content": system})
+        return _conversation(said, tools, extra)
     if "prompt" not in found:
         raise RecordError(at="record", why=_no_column(found))
     prompt, completion = found["prompt"], found.get("completion")
@@ -56,10 +69,17 @@ def conversation_of(fields: Mapping[str, Any]) -> Conversation | TextPair:
         return TextPair(prompt, completion or "")
     asked = messages_of(prompt, "prompt")
     if completion is None:
-        return Conversation(asked, tools, extra, len(asked))
+        return _conversation(asked, tools, extra, len(asked))
     if isinstance(completion, str):
         raise RecordError(at="completion", why="expected messages, as prompt has them, found a text")
-    return Conversation([*asked, *messages_of(completion, "completion")], tools, extra, len(asked))
+    return _conversation([*asked, *messages_of(completion, "completion")], tools, extra, len(asked))
+
+
+def _conversation(messages: list[dict[str, Any]], tools: Any, extra: Any, num_prompt: int = 0) -> Conversation:
+    weights = [message.pop("weight", 1) for message in messages]
+    pairs = enumerate(zip(messages, weights, strict=True))
+    left_out = frozenset(i for i, (message, weight) in pairs if message["role"] == "assistant" and weight == 0)
+    return Conversation(messages, tools, extra, num_prompt, left_out)
 
 
 def messages_of(value: Any, at: str) -> list[dict[str, Any]]:
@@ -88,12 +108,11 @@ def for_template(message: Mapping[str, Any], at: str) -> dict[str, Any]:
 def _checked(message: Any, at: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RecordError(at=at, why=f"expected an object with role and content, found {_kind(message)}")
+    if "role" not in message and {"from", "value"} <= message.keys():
+        message = _renamed(message, at)
     if "role" not in message:
         keys = ", ".join(map(str, message)) or "none"
-        why = f"expected role and content, found the keys {keys}"
-        if {"from", "value"} <= message.keys():
-            why += "; write from and value as role and content, with the roles user and assistant"
-        raise RecordError(at=at, why=why)
+        raise RecordError(at=at, why=f"expected role and content, or from and value, found the keys {keys}")
     role = message["role"]
     if role not in ROLES:
         near = did_you_mean(role, ROLES) if isinstance(role, str) else ""
@@ -102,7 +121,24 @@ def _checked(message: Any, at: str) -> dict[str, Any]:
         raise RecordError(at=f"{at}.content", why="expected a text; only an assistant that calls tools may have none")
     if not isinstance(message.get("tool_calls") or [], list | tuple):
         raise RecordError(at=f"{at}.tool_calls", why=f"expected a list, found {_kind(message['tool_calls'])}")
+    weight = message.get("weight")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        raise RecordError(at=f"{at}.weight", why=f"found {weight!r}, expected 0 (not learned) or 1")
+    if weight and role != "assistant":
+        raise RecordError(at=f"{at}.weight", why=f"only what the assistant says is learned; leave it out of a {role}'s")
     return for_template(message, at)
+
+
+def _renamed(message: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Returns a message of `from` and `value` as one of `role` and `content`."""
+    speaker = message["from"]
+    role = _SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
+    if role not in ROLES:
+        known = ", ".join([*ROLES, *_SPEAKERS])
+        hint = "; write the call as an assistant's message with role and tool_calls" if role == "function_call" else ""
+        raise RecordError(at=f"{at}.from", why=f"found {speaker!r}, expected one of {known}{hint}")
+    rest = {name: value for name, value in message.items() if name not in ("from", "value")}
+    return {"role": role, "content": message["value"], **rest}
 
 
 def _text(content: Any, at: str) -> str:
@@ -154,9 +190,7 @@ def _no_column(found: Mapping[str, Any]) -> str:
     names = ", ".join(found) or "none"
     near = [other for name in ("messages", "prompt") for other in difflib.get_close_matches(name, found, n=1)]
     hint = f"; rename {near[0]}, if it is meant as such" if near else ""
-    if "conversations" in found:
-        hint = "; rename conversations to messages"
-    elif "text" in found:
+    if "text" in found:
         hint = "; text alone is learned whole, without --modify sft, or in part, by rollouts.prompt_tokens"
     return f"expected the columns {_FORMS}; found {names}{hint}"
 

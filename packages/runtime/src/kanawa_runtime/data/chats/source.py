@@ -5,7 +5,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from kanawa.errors import UsageError
@@ -34,8 +34,8 @@ class ChatSource(RecordSource):
     """
 
     class Config(RecordSource.Config):
-        CONTENT = ("records", "template_file")
-        PLACEMENT = ("template_file",)
+        CONTENT: ClassVar[tuple[str, ...]] = ("records", "template_file")
+        PLACEMENT: ClassVar[tuple[str, ...]] = ("template_file",)
 
         #: A Jinja file instead of the template in the tokenizer's folder.
         template_file: str | None = None
@@ -85,31 +85,37 @@ class ChatSource(RecordSource):
         return plain.for_chats(self.template.source, self._stop_id)
 
     @functools.cached_property
-    def _stop_id(self) -> int | None:
-        """The special token that the template writes after an answer; None where it writes none, or refuses."""
+    def _after_answer(self) -> tuple[int, ...]:
+        """Ids that the template writes after an answer; none where it refuses two turns."""
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         try:
             text = self.template.render_marked([turns(messages)], self.config.day)[0].text
         except TemplateError:
-            return None
+            return ()
         end = text.rfind(_PROBE) + len(_PROBE)
         ids, ranges = self._plain_tokenizer.encode_ranges(text)
-        after = ids[ranges[:, 0] >= end][:1].tolist()
-        return next((token for token in after if token in self._plain_tokenizer.special_names), None)
+        return tuple(ids[ranges[:, 0] >= end].tolist())
+
+    @property
+    def _stop_id(self) -> int | None:
+        """The special token that the template writes after an answer; None where it writes none, or refuses."""
+        special = self._plain_tokenizer.special_names
+        return next((token for token in self._after_answer[:1] if token in special), None)
+
+    @property
+    def answer_tail(self) -> tuple[int, ...]:
+        """Ids that the template writes after the stop token of an answer, which no model ever writes itself."""
+        return self._after_answer[1:] if self._stop_id is not None else ()
 
     @functools.cached_property
     def _stops(self) -> frozenset[str]:
         names = self.tokenizer.special_names
         return frozenset(names[token] for token in self.tokenizer.stop_ids if token in names)
 
-    @property
-    def content_digest(self) -> str:
-        """The digests of the records and the template."""
-        return f"{self.records.digest} {self._template_digest}"
-
     @functools.cached_property
-    def _template_digest(self) -> str:
-        return hashlib.sha256(self.template.source.encode()).hexdigest()
+    def other_content(self) -> tuple[str, ...]:
+        """The template's digest."""
+        return (hashlib.sha256(self.template.source.encode()).hexdigest(),)
 
     def example_of(self, fields: Mapping[str, Any]) -> Example:
         """Returns the tokens of a record and which of them are learned; raises RecordError."""

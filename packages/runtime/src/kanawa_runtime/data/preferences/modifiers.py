@@ -36,14 +36,16 @@ class Preferences(kn.Modifier):
             raise ConfigError(message)
         data = rows_of_pairs(cfg.data, self.source)
         data.set(on_long=own.on_long, on_bad=own.on_bad, pairs_per_row=own.pairs_per_row)
-        if "reference_columns" in data.fields():
-            data.set(reference_columns=vars(own).get("reference") == "precomputed")
+        known = vars(own).get("reference") == "precomputed"
+        data.set(reference_columns=known, reference_source=own.source if known else "")
         if own.template is not None:
             data.set(template_file=str(Path(own.template).resolve()))
         # By its name in the catalog: this package never imports the one that brings losses.
         loss = kn.component("modifiers", self.loss, asker="kanawa-runtime").Config()
         passed = own.fields().keys() - Preferences.Config.fields().keys()
         loss.set(**{name: getattr(own, name) for name in passed})
+        if known:
+            loss.set(source="")
         changed: kn.Config = loss.build()(cfg.set(data=data))
         return changed
 
@@ -67,22 +69,23 @@ def rows_of_pairs(data: Any, kind: type[PairedSource]) -> PairedSource.Config:
 #: What rows of pairs take over from the rows before.
 _SIZES = frozenset(DataSource.Config.fields()) | {"tokenizer_file", "packing", "epochs", "shuffle", "window_documents"}
 
-Reference = Literal["auto", "adapter-off", "frozen"]
+Reference = Literal["auto", "adapter-off", "frozen", "precomputed"]
 
 
 class DPO(Preferences):
     """Direct preference optimisation: `kanawa train FOLDER --modify lora --modify dpo --data pairs.jsonl`.
 
     arXiv:2305.18290. The reference is the model without its adapters, else a frozen copy of it; `precomputed` reads its
-    sums from the columns `ref_chosen_logps` and `ref_rejected_logps`. See `dpo-loss`, and under `model.loss` all that
-    can be set.
+    sums from the columns that `kanawa data reference` writes, or `ref_chosen_logps` and `ref_rejected_logps` of another
+    tool, and `source` then is the run or folder that they have to be of. See `dpo-loss`, and under `model.loss` all
+    that can be set.
     """
 
     loss = "dpo-loss"
 
     class Config(Preferences.Config):
         beta: kn.Positive = 0.1
-        reference: Literal["auto", "adapter-off", "frozen", "precomputed"] = "auto"
+        reference: Reference = "auto"
         source: str = ""
         label_smoothing: kn.Partial = 0.0
 

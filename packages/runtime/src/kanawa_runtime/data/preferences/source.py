@@ -4,7 +4,7 @@ import abc
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from kanawa.config import Size
@@ -14,22 +14,22 @@ from kanawa.errors import did_you_mean
 
 from kanawa_runtime.data.chats.source import ChatSource
 from kanawa_runtime.data.encoded import Example
+from kanawa_runtime.data.errors import RowError
 from kanawa_runtime.data.packed import empty_row
 from kanawa_runtime.data.packing import BestFitPacking, OnePerRow
+from kanawa_runtime.data.preferences.reference import (
+    DIGEST,
+    HOW_TO_WRITE,
+    MISMATCHED,
+    Segment,
+    model_of,
+    weights_digest,
+)
 from kanawa_runtime.data.records.source import RecordError
 from kanawa_runtime.data.windows import RowPlan
 
 #: What stands between the two sequences of an example, instead of a weight: the label of the first one.
 _GOOD, _BAD = 2.0, 3.0
-#: Columns of the reference's sums, of both completions, as trl names them.
-_REFERENCE = ("ref_chosen_logps", "ref_rejected_logps")
-
-
-class Segment(NamedTuple):
-    """One sequence: its ids, and 1 for those of the completion, else 0."""
-
-    ids: np.ndarray
-    weights: np.ndarray
 
 
 class PairedSource(ChatSource):
@@ -45,6 +45,12 @@ class PairedSource(ChatSource):
         #: A static size: of the arrays of labels and of sums by segment.
         pairs_per_row: Size = 16
         on_long: Literal["cut", "skip", "stop"] = "skip"
+        #: Whether records bring what the reference policy gave both completions, the sums of their log-probabilities.
+        reference_columns: bool = False
+        #: The run or folder whose sums they have to be; "" takes those of any one model.
+        reference_source: str = ""
+        CONTENT: ClassVar[tuple[str, ...]] = (*ChatSource.Config.CONTENT, "reference_source")
+        PLACEMENT: ClassVar[tuple[str, ...]] = ("reference_source",)
 
         def check(self) -> list[str]:
             """Returns what is wrong with packing and lengths."""
@@ -58,6 +64,9 @@ class PairedSource(ChatSource):
                 problems.append("on_long is cut, and a pair can't be compared once one side is cut; give skip or stop")
             return problems
 
+    #: The columns of the sums, as trl names those of pairs.
+    sum_columns: ClassVar[tuple[str, str]]
+
     @abc.abstractmethod
     def pair(self, document: int) -> tuple[Segment, Segment, float]:
         """Returns both segments of an example, and the label of the first."""
@@ -65,8 +74,10 @@ class PairedSource(ChatSource):
     @property
     def fields(self) -> Mapping[str, RowField | None]:
         """Those of rows of tokens, and the label of each pair."""
-        labels = RowField((self.config.pairs_per_row,), "float32", (None,))
-        own = {**super().fields, "labels": labels, "reference_logprobs": None}
+        pairs = self.config.pairs_per_row
+        labels, sums = (RowField((count,), "float32", (None,)) for count in (pairs, 2 * pairs))
+        known = sums if self.config.reference_columns else None
+        own = {**super().fields, "labels": labels, "reference_logprobs": known}
         return {name: own[name] for name in PreferenceBatch._fields}
 
     def joined(self, first: Example, second: Example, label: float = _GOOD) -> Example:
@@ -124,8 +135,13 @@ class PairedSource(ChatSource):
         """Returns row `index`; see `DataSource.row`."""
         row = empty_row(self.config.sequence_length, self.tokenizer.pad_id)
         row["labels"] = np.zeros(self.config.pairs_per_row, np.float32)
+        sums = np.zeros(2 * self.config.pairs_per_row, np.float32)
+        if self.config.reference_columns:
+            row["reference_logprobs"] = sums
         at = 0
         for number, piece in enumerate(self.pieces(index)):
+            if self.config.reference_columns:
+                sums[2 * number : 2 * number + 2] = self._sums(piece.document)
             first, second, row["labels"][number] = self.pair(piece.document)
             for half, (ids, weights) in enumerate((first, second), 1):
                 here, targets = slice(at, at + len(ids)), slice(at, at + len(ids) - 1)
@@ -135,9 +151,44 @@ class PairedSource(ChatSource):
                 at = here.stop
         return row
 
+    def check_sums(self, fields: Mapping[str, Any], first: Example, second: Example) -> None:
+        """Raises RecordError where records have to bring the reference's sums, and this one doesn't, or of others."""
+        if not self.config.reference_columns:
+            return
+        for column in self.sum_columns:
+            value = fields.get(column)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                found = f"it is {value!r:.40}" if column in fields else "there is no such column"
+                why = f"{found}, expected the reference's log-probability of the completion; {HOW_TO_WRITE}"
+                raise RecordError(at=column, why=why)
+        if DIGEST in fields and model_of(fields[DIGEST], first, second) is None:
+            why = (
+                "the record, its template or its tokenizer isn't what the reference's log-probabilities were computed "
+                f"of; {HOW_TO_WRITE}"
+            )
+            raise RecordError(at=DIGEST, why=why)
+
+    def _sums(self, document: int) -> list[float]:
+        """Returns the reference's sums of a pair; raises RowError where they are of another model than the others'."""
+        record = self.columns(document)
+        model = str(record.get(DIGEST, "")).partition(":")[0]
+        if model != self._reference_model:
+            message = (
+                f"{DIGEST}: some of the reference's log-probabilities are of the model {model or 'without a digest'}, "
+                f"expected {self._reference_model or 'none with a digest'}; {HOW_TO_WRITE}"
+            )
+            raise RowError(message)
+        return [record[column] for column in self.sum_columns]
+
+    @functools.cached_property
+    def _reference_model(self) -> str:
+        if self.config.reference_source:
+            return weights_digest(self.config.reference_source)
+        return str(self.columns(0).get(DIGEST, "")).partition(":")[0]
+
     def record(self, index: int) -> Mapping[str, Any]:
         """Returns the columns of the record behind the first pair of row `index`."""
-        return self._fields[self.pieces(index)[0].document]
+        return self.columns(self.pieces(index)[0].document)
 
 
 class PairSource(PairedSource):
@@ -146,36 +197,14 @@ class PairSource(PairedSource):
     A pair whose completions are equal, or one of which is empty, can't be learned from: see `on_bad`.
     """
 
-    class Config(PairedSource.Config):
-        #: Whether records bring what the reference policy gave both completions, the sums of their log-probabilities.
-        reference_columns: bool = False
-
-    @property
-    def fields(self) -> Mapping[str, RowField | None]:
-        """Those of every pair, and the reference's sums where the records bring them."""
-        sums = RowField((2 * self.config.pairs_per_row,), "float32", (None,))
-        return {**super().fields, "reference_logprobs": sums if self.config.reference_columns else None}
-
-    def row(self, index: int) -> dict[str, np.ndarray]:
-        """Returns row `index`; see `DataSource.row`."""
-        row = super().row(index)
-        if self.config.reference_columns:
-            sums = row["reference_logprobs"] = np.zeros(2 * self.config.pairs_per_row, np.float32)
-            for number, piece in enumerate(self.pieces(index)):
-                record = self._fields[piece.document]
-                sums[2 * number : 2 * number + 2] = [record[column] for column in _REFERENCE]
-        return row
+    sum_columns = ("ref_chosen_logps", "ref_rejected_logps")
 
     def example_of(self, fields: Mapping[str, Any]) -> Example:
         """Returns both sequences, the chosen one first; raises RecordError."""
-        for column in _REFERENCE if self.config.reference_columns else ():
-            value = fields.get(column)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                found = f"it is {value!r:.40}" if column in fields else "there is no such column"
-                raise RecordError(at=column, why=f"{found}, expected the reference's log-probability of the completion")
         chosen, rejected = self.completed(fields, "chosen"), self.completed(fields, "rejected")
         if np.array_equal(chosen.ids, rejected.ids):
             raise RecordError(at="chosen", why="it equals `rejected`, so that there is nothing to prefer")
+        self.check_sums(fields, chosen, rejected)
         return self.joined(chosen, rejected)
 
     def pair(self, document: int) -> tuple[Segment, Segment, float]:
@@ -188,11 +217,14 @@ class JudgedSource(PairedSource):
     """Packed rows of `prompt`, `completion` and `label`, true or false, each beside a mismatched completion.
 
     That is the completion of the record before, within blocks of `mismatch_within` records, as long as it fits; KTO
-    measures with it how far the policy is from its reference.
+    measures with it how far the policy is from its reference. Records with the reference's sums name its ids
+    themselves, in the column `mismatched_ids`.
     """
 
     class Config(PairedSource.Config):
         mismatch_within: Size = 1024
+
+    sum_columns = ("ref_completion_logps", "ref_mismatched_logps")
 
     def example_of(self, fields: Mapping[str, Any]) -> Example:
         """Returns the sequence, and its prompt with the place of a mismatched completion; raises RecordError."""
@@ -204,24 +236,38 @@ class JudgedSource(PairedSource):
         own = self.completed(fields, "completion")
         assert own.weights is not None
         begin = int(np.argmax(own.weights > 0))
-        asked = Example(own.ids[: begin + 1], own.weights[: begin + 1])
+        weights = own.weights[: begin + 1]
+        asked = Example(own.ids[: begin + 1], weights)
+        if self.config.reference_columns:
+            ids = fields.get(MISMATCHED)
+            if not isinstance(ids, list) or not ids or not all(isinstance(i, int) for i in ids):
+                raise RecordError(at=MISMATCHED, why=f"expected a list of ids, found {ids!r:.40}; {HOW_TO_WRITE}")
+            asked = Example(*_after(Segment(asked.ids, weights), np.asarray(ids, np.int32)))
+            self.check_sums(fields, own, asked)
         return self.joined(own, asked, _GOOD if fields["label"] else _BAD)
 
     def pair(self, document: int) -> tuple[Segment, Segment, float]:
         """Returns the judged completion, and the one before it after the same prompt."""
         own, asked, label = self._halves(document)
+        if self.config.reference_columns:
+            return own, asked, 1.0 if label == _GOOD else -1.0
         other = self._halves(self._other(document))[0]
         # At least one token: there was room for one when the record was read.
         room = self.config.sequence_length - len(own.ids) - len(asked.ids) + 1
         answer = other.ids[other.weights > 0][:room]
-        ids = np.concatenate([asked.ids[:-1], answer])
-        weights = np.concatenate([asked.weights[:-1], np.ones(len(answer), np.float32)])
-        return own, Segment(ids, weights), 1.0 if label == _GOOD else -1.0
+        return own, _after(asked, answer), 1.0 if label == _GOOD else -1.0
 
     def _other(self, document: int) -> int:
         within = self.config.mismatch_within
         block = document // within * within
         return int(block + (document - block - 1) % min(within, self._count - block))
+
+    def _identity(self) -> dict[str, Any]:
+        settings = super()._identity()
+        # A later field: runs from before it have none.
+        if not settings["reference_columns"]:
+            del settings["reference_columns"]
+        return settings
 
     @property
     def _count(self) -> int:
@@ -231,6 +277,12 @@ class JudgedSource(PairedSource):
     def _lengths(self) -> np.ndarray:
         pairs = (self.pair(document) for document in range(self._count))
         return np.asarray([len(first.ids) + len(second.ids) for first, second, _ in pairs], np.int64)
+
+
+def _after(asked: Segment, answer: np.ndarray) -> Segment:
+    """Returns a prompt, which ends with the first id of its own completion, with another completion."""
+    weights = np.concatenate([asked.weights[:-1], np.ones(len(answer), np.float32)])
+    return Segment(np.concatenate([asked.ids[:-1], answer]), weights)
 
 
 def _listed(fields: Mapping[str, Any]) -> str:

@@ -1,12 +1,15 @@
 """Records of a user's files, in any format that `read_rows` knows."""
 
+import functools
 from collections.abc import Iterator
 
 from kanawa.config import REQUIRED
 
+from kanawa_runtime.data.records.addresses import Found
 from kanawa_runtime.data.records.listing import found_files
 from kanawa_runtime.data.records.record import Record, Records
 from kanawa_runtime.data.records.usable import OnBad, Skipped, usable_records
+from kanawa_runtime.data.scans import Fingerprint, fingerprint_of
 
 
 class RecordFiles(Records):
@@ -30,10 +33,20 @@ class RecordFiles(Records):
         #: The split to read of a folder that Hugging Face `datasets` saved with several.
         dataset_split: str = "train"
 
+    @functools.cached_property
+    def _found(self) -> list[Found]:
+        return found_files(self.config.files, self.config.root, self.config.dataset_split)
+
     def read(self) -> Iterator[Record]:
         """Yields records named `path:line` or `path#row`; raises CorpusError that names a bad record's place."""
-        cfg, skipped = self.config, Skipped()
-        files = found_files(cfg.files, cfg.root, cfg.dataset_split)
-        for name, fields in usable_records(files, cfg.on_bad, skipped):
+        self.skipped = Skipped()
+        for name, fields in usable_records(self._found, self.config.on_bad, self.skipped):
             yield Record(name, fields)
-        skipped.show(f"the records of {', '.join(cfg.files)}")
+
+    def fingerprint(self) -> Fingerprint | None:
+        """Returns the files' names, sizes and times."""
+        return fingerprint_of(self._found) if type(self) is RecordFiles else None
+
+    def describe(self) -> str:
+        """Returns the patterns."""
+        return f"the records of {', '.join(self.config.files)}"

@@ -1,29 +1,36 @@
 """Packed rows of records: which are held out, which don't fit and what becomes of them, and the record behind a row."""
 
 import abc
-import collections
 import functools
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from kanawa.config import REQUIRED, Count
+from kanawa.config import REQUIRED, Count, Size, from_json, to_json
 from kanawa.contracts.data import DataSource
 from kanawa.errors import UsageError
 
 from kanawa_runtime.data.corpus import Split, name_hash
-from kanawa_runtime.data.derived import cache_key, cached
 from kanawa_runtime.data.encoded import EncodedDocuments, Example
+from kanawa_runtime.data.encoding import BatchEncoder, batch_key, batches, default_processes, encoded_shards
 from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.packed import PackedSource
-from kanawa_runtime.data.records.record import Record, Records
+from kanawa_runtime.data.records.files import RecordFiles
+from kanawa_runtime.data.records.record import Record, Records, read_columns, stored_columns
+from kanawa_runtime.data.shards import VERSION, Outcome, ShardHead, write_shard
 
 logger = logging.getLogger(__name__)
 
+#: Columns in a shard, as JSON: a template takes longer for them than a tokenizer for text.
+BATCH_BYTES = 1 << 22
 #: So many bad records are shown with their places.
 _SHOWN = 3
+_MOST_CHARACTERS = 1000
+#: So many times `validation_one_in` records never all miss the hash.
+_FEW = 64
 
 
 class RecordError(UsageError):
@@ -35,33 +42,16 @@ class RecordError(UsageError):
         self.why = why
 
 
-class Reading(NamedTuple):
-    """What became of the records of a split: `skipped` (ordinal, why) have no example, `cut` of them lost the end."""
-
-    records: int
-    skipped: tuple[tuple[int, str], ...]
-    cut: int
-
-    def sentence(self, limit: int) -> str:
-        """Returns what to show; "" where every record is learned whole."""
-        parts = []
-        if self.skipped:
-            few = "; ".join(why for _, why in self.skipped[:_SHOWN])
-            more = "; …" if len(self.skipped) > _SHOWN else ""
-            parts.append(f"{len(self.skipped):,} of {self.records:,} records skipped ({few}{more})")
-        if self.cut:
-            parts.append(f"{self.cut:,} of {self.records:,} records cut to data.sequence_length={limit}")
-        return ", ".join(parts)
-
-
 class RecordSource(PackedSource):
     """Packed rows of records, each an example. A subclass says what the example of a record is: `example_of`.
 
     An example that is longer than a row loses its end, is skipped, or stops the run, as `on_long` says; a record that
-    can't be learned from is skipped or stops it, as `on_bad` says. Both are counted and shown.
+    can't be learned from is skipped or stops it, as `on_bad` says. Both are counted and shown. Records are encoded in
+    shards and side by side, as text is; what examples depend on beside the record and the config is `other_content`.
     """
 
     class Config(PackedSource.Config):
+        PLACEMENT: ClassVar[tuple[str, ...]] = ("encode_processes",)
         CONTENT: ClassVar[tuple[str, ...]] = ("records",)
 
         records: Records.Config = REQUIRED
@@ -69,6 +59,8 @@ class RecordSource(PackedSource):
         validation_one_in: Count = 20
         on_bad: Literal["stop", "skip"] = "stop"
         on_long: Literal["cut", "skip", "stop"] = "cut"
+        #: Processes that encode; None takes the cores of this machine, at most eight. Few records need none.
+        encode_processes: Size | None = None
 
     @abc.abstractmethod
     def example_of(self, fields: Mapping[str, Any]) -> Example:
@@ -85,16 +77,22 @@ class RecordSource(PackedSource):
         return records
 
     @property
+    def other_content(self) -> tuple[str, ...]:
+        """Digests of what examples depend on beside their record, the tokenizer and the config."""
+        return ()
+
+    @property
     def content_digest(self) -> str:
-        """The records' digest."""
-        return self.records.digest
+        """The digests of the records and of other content."""
+        return " ".join([self.records.digest, *self.other_content])
 
     def split_records(self, split: Split) -> Iterator[Record]:
         """Yields the records of a split in order; raises CorpusError where there are none."""
-        one_in, held_out = self.config.validation_one_in, self._held_out_names
+        one_in, lone = self.config.validation_one_in, self._lone_name
         any_yielded = False
-        for record in self.records.read():
-            if (record.name in held_out) == (split == "validation"):
+        for record in self.records.unchanged():
+            is_held_out = record.name == lone if lone else bool(one_in) and name_hash(record.name) % one_in == 0
+            if is_held_out == (split == "validation"):
                 any_yielded = True
                 yield record
         if not any_yielded:
@@ -105,14 +103,16 @@ class RecordSource(PackedSource):
             raise CorpusError(message)
 
     @functools.cached_property
-    def _held_out_names(self) -> frozenset[str]:
-        one_in = self.config.validation_one_in
-        if not one_in:
-            return frozenset()
-        names = [record.name for record in self.records.read()]
-        chosen = frozenset(name for name in names if name_hash(name) % one_in == 0)
-        # A few records may miss the hash; one of them then stands for the share.
-        return chosen or frozenset({min(names, key=name_hash)} if len(names) > 1 else ())
+    def _lone_name(self) -> str:
+        """The one record that is held out where there are so few that the hash may miss them all; "" of others."""
+        one_in, count = self.config.validation_one_in, self.records.scan.documents
+        if not one_in or not 1 < count <= _FEW * one_in:
+            return ""
+        least = min(
+            (record.name for record in self.records.read()),
+            key=lambda name: (name_hash(name) % one_in > 0, name_hash(name)),
+        )
+        return "" if name_hash(least) % one_in == 0 else least
 
     def held_out(self) -> DataSource | None:
         """Returns the validation split, once through in order; None where nothing is held out."""
@@ -123,42 +123,37 @@ class RecordSource(PackedSource):
         return cfg.set(validation_one_in=0) if split is None else cfg
 
     def read_examples(self, split: Split) -> Iterator[Example]:
-        """Yields the examples of a split's records, without those skipped; raises CorpusError where none is left."""
-        skipped, cut, count = [], 0, 0
-        for record, example, why in self._read(split):
-            if example is None:
-                skipped.append((count, f"{record.name}: {why}"))
-            else:
-                cut += why == "cut"
-                yield example
-            count += 1
-        reading = Reading(count, tuple(skipped), cut)
-        if len(skipped) == count:
-            message = f"no record can be learned from: {reading.sentence(self.config.sequence_length)}"
-            raise CorpusError(message)
-        self._read_now[split] = reading
+        """Yields the examples of a split's records, without those skipped; raises CorpusError for a bad record."""
+        made = (self.example_or_reason(record)[0] for record in self.split_records(split))
+        return (example for example in made if example is not None)
 
-    def _read(self, split: Split) -> Iterator[tuple[Record, Example | None, str]]:
-        """Yields each record with its example; without one, why it has none, and with one, "cut" if it lost its end."""
+    def _shards(self, folder: Path) -> Iterator[ShardHead]:
+        records = ((record.name, stored_columns(record.fields)) for record in self.split_records(self.config.split))
+        processes = self.config.encode_processes or default_processes()
+        sized = batches(records, lambda record: len(record[1]), BATCH_BYTES)
+        return encoded_shards(sized, RecordEncoder(self), folder, processes)
+
+    def example_or_reason(self, record: Record) -> tuple[Example | None, str]:
+        """Returns a record's example; without one, why it has none, and with one, "cut" if it lost its end.
+
+        Raises CorpusError for a record that stops the run.
+        """
         cfg = self.config
         tokens = cfg.sequence_length + 1
-        for record in self.split_records(split):
-            try:
-                example = self.example_of(record.fields)
-                long = len(example.ids) > tokens
-                if long and cfg.on_long == "cut":
-                    example = self.cut_example(example, tokens)
-            except RecordError as error:
-                if cfg.on_bad == "stop":
-                    message = f"{record.name}: {error}; set data.on_bad=skip to leave such records out"
-                    raise CorpusError(message) from error
-                yield record, None, str(error)
-                continue
-            if long and cfg.on_long != "cut":
-                self._too_long(record, len(example.ids))
-                yield record, None, f"{len(example.ids):,} tokens"
-                continue
-            yield record, example, "cut" if long else ""
+        try:
+            example = self.example_of(record.fields)
+            long = len(example.ids) > tokens
+            if long and cfg.on_long == "cut":
+                example = self.cut_example(example, tokens)
+        except RecordError as error:
+            if cfg.on_bad == "stop":
+                message = f"{record.name}: {error}; set data.on_bad=skip to leave such records out"
+                raise CorpusError(message) from error
+            return None, str(error)
+        if long and cfg.on_long != "cut":
+            self._too_long(record, len(example.ids))
+            return None, f"{len(example.ids):,} tokens"
+        return example, "cut" if long else ""
 
     def _too_long(self, record: Record, length: int) -> None:
         if self.config.on_long == "stop":
@@ -170,46 +165,35 @@ class RecordSource(PackedSource):
 
     @functools.cached_property
     def encoded(self) -> EncodedDocuments:
-        """All examples of the split, through the cache; shows what was skipped or cut."""
+        """All examples of the split, through the cache; shows what was skipped or cut.
+
+        Raises CorpusError where no record can be learned from.
+        """
         encoded = super().encoded
-        sentence = self.reading.sentence(self.config.sequence_length)
+        reading = _reading(encoded)
+        sentence = _sentence(reading, self.config.sequence_length)
+        if reading.skipped == reading.records:
+            message = f"no record can be learned from: {sentence}"
+            raise CorpusError(message)
         if sentence:
             logger.warning("data: %s", sentence)
         return encoded
 
-    @functools.cached_property
-    def reading(self) -> Reading:
-        """What became of each record of the split, through the cache."""
-
-        def build() -> bytes:
-            split = self.config.split
-            if split not in self._read_now:
-                collections.deque(self.read_examples(split), maxlen=0)
-            return json.dumps(self._read_now[split]).encode()
-
-        def parse(payload: bytes) -> Reading:
-            count, skipped, cut = json.loads(payload)
-            return Reading(int(count), tuple((int(ordinal), str(why)) for ordinal, why in skipped), int(cut))
-
-        return cached("readings", cache_key(self.config.split, self.digest), build, parse)
+    @property
+    def reading(self) -> Outcome:
+        """What became of the records of the split."""
+        return _reading(self.encoded)
 
     def account(self) -> Mapping[str, Any]:
         """Returns how many records there are, how many have no example, and how many lost their ends."""
-        examples = self.encoded.num_predictions
-        counts = {"records": self.reading.records, "skipped": len(self.reading.skipped), "cut": self.reading.cut}
-        return {**counts, "tokens": int(examples.sum())}
+        reading, scan = self.reading, self.records.scan
+        counts = {"records": reading.records, "skipped": reading.skipped, "cut": reading.cut, **scan.unreadable()}
+        tokens = sum(head.tokens - head.examples for head in self.encoded.heads)
+        return {**counts, "tokens": tokens, "reasons": [*scan.problems, *reading.reasons]}
 
-    @functools.cached_property
-    def _read_now(self) -> dict[Split, Reading]:
-        """What became of the splits that this process has read."""
-        return {}
-
-    @functools.cached_property
-    def _fields(self) -> list[Mapping[str, Any]]:
-        """The fields of the records with an example, in the order of the examples."""
-        skipped = {ordinal for ordinal, _ in self.reading.skipped}
-        records = self.split_records(self.config.split)
-        return [record.fields for ordinal, record in enumerate(records) if ordinal not in skipped]
+    def columns(self, document: int) -> dict[str, Any]:
+        """Returns the columns of the record behind an example."""
+        return read_columns(self.encoded.columns(document))
 
     def record(self, index: int) -> Mapping[str, Any]:
         """Returns the columns of the record behind row `index`: of several, of the first with a weighted target."""
@@ -217,4 +201,70 @@ class RecordSource(PackedSource):
         weighted = np.flatnonzero(row["loss_weights"])
         ends = np.cumsum([piece.length for piece in pieces])
         place = int(np.searchsorted(ends, weighted[0], side="right")) if weighted.size else 0
-        return self._fields[pieces[place].document]
+        return self.columns(pieces[place].document)
+
+
+class RecordEncoder(BatchEncoder):
+    """Encodes batches of records, each a name and its columns, as `source` does."""
+
+    def __init__(self, source: RecordSource) -> None:
+        self._source = source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Takes the source's config: other processes read its tokenizer and template again, but no record."""
+        # A class of records may be that of a script, which can't be imported there.
+        cfg = self._source.config.clone().set(records=RecordFiles.Config(files=()))
+        return _record_encoder, (json.dumps(to_json(cfg)),)
+
+    @functools.cached_property
+    def _depends_on(self) -> str:
+        source = self._source
+        parts = type(source).__qualname__, source.tokenizer.digest, *source.other_content, source._settings
+        return f"records {VERSION} {json.dumps(parts)}"
+
+    def key(self, batch: list[tuple[str, bytes]]) -> str:
+        """Returns a digest of the records and all that their examples depend on."""
+        return batch_key(self._depends_on, (part for name, columns in batch for part in (name.encode(), columns)))
+
+    def encode(self, batch: list[tuple[str, bytes]], key: str, folder: Path) -> ShardHead:
+        """Encodes records and writes their shard; raises CorpusError for one that stops the run."""
+        source, tokenizer = self._source, self._source.tokenizer
+        examples: list[Example] = []
+        kept: list[bytes] = []
+        reasons: list[str] = []
+        cut = 0
+        for name, columns in batch:
+            example, why = source.example_or_reason(Record(name, read_columns(columns)))
+            if example is not None:
+                examples.append(example)
+                kept.append(columns)
+                cut += why == "cut"
+            elif len(reasons) < _SHOWN:
+                reasons.append(f"{name}: {why}"[:_MOST_CHARACTERS])
+        outcome = Outcome(len(batch), len(batch) - len(examples), cut, tuple(reasons))
+        return write_shard(
+            folder, key, examples, tokenizer.vocab_size, tokenizer.byte_lengths, outcome=outcome, columns=kept
+        )
+
+
+def _record_encoder(config: str) -> RecordEncoder:
+    return RecordEncoder(from_json(json.loads(config)).build())
+
+
+def _reading(encoded: EncodedDocuments) -> Outcome:
+    found = [head.outcome for head in encoded.heads]
+    reasons = [reason for each in found for reason in each.reasons][:_SHOWN]
+    records, skipped, cut = (sum(column) for column in list(zip(*found, strict=True))[:3])
+    return Outcome(records, skipped, cut, tuple(reasons))
+
+
+def _sentence(reading: Outcome, limit: int) -> str:
+    """Returns what to show; "" where every record is learned whole."""
+    parts = []
+    if reading.skipped:
+        few = "; ".join(reading.reasons)
+        more = "; …" if reading.skipped > len(reading.reasons) else ""
+        parts.append(f"{reading.skipped:,} of {reading.records:,} records skipped ({few}{more})")
+    if reading.cut:
+        parts.append(f"{reading.cut:,} of {reading.records:,} records cut to data.sequence_length={limit}")
+    return ", ".join(parts)

@@ -106,9 +106,9 @@ class BytePairTokenizer(Tokenizer):
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
-    def folder_files(self) -> dict[str, bytes]:
-        """Returns a `tokenizer.json` that encodes identically, and its settings."""
-        return folder_files(self.tokens, self.merges, pretokens.PRETOKEN)
+    def folder_files(self, special: Sequence[str] = ()) -> dict[str, bytes]:
+        """Returns a `tokenizer.json` that encodes identically, and its settings; see `export.folder_files`."""
+        return folder_files(self.tokens, self.merges, pretokens.PRETOKEN, special)
 
     def state(self) -> dict[str, Any]:
         """Returns the merges in order."""

@@ -14,13 +14,23 @@ from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
 
 def folder_files(
-    tokens: Sequence[bytes], merges: Sequence[tuple[int, int]], pretoken: re.Pattern[bytes]
+    tokens: Sequence[bytes], merges: Sequence[tuple[int, int]], pretoken: re.Pattern[bytes], special: Sequence[str] = ()
 ) -> dict[str, bytes]:
     """Returns tokenizer.json, tokenizer_config.json and generation_config.json.
 
-    Raises TokenizerError where two merges make the same bytes, which a vocabulary of texts has no words for.
+    `special` are texts with ids of their own after all others, such as the marks of a chat template. Raises
+    TokenizerError where two merges make the same bytes, which a vocabulary of texts has no words for, or one of
+    `special` is empty, or a token already.
     """
-    names = {**{i: spelled(token) for i, token in enumerate(tokens) if token}, **SPECIAL}
+    own = {i: spelled(token) for i, token in enumerate(tokens) if token}
+    marked = {**SPECIAL, **{len(tokens) + i: name for i, name in enumerate(special)}}
+    taken = [
+        name for i, name in enumerate(special) if not name or name in [*own.values(), *SPECIAL.values(), *special[:i]]
+    ]
+    if taken:
+        message = f"the special token {taken[0]!r} is empty, or a token already; take another text, such as <|user|>"
+        raise TokenizerError(message)
+    names = {**own, **marked}
     vocab = {name: index for index, name in sorted(names.items())}
     if len(vocab) < len(names):
         message = (
@@ -33,7 +43,7 @@ def folder_files(
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(index, name) for index, name in SPECIAL.items()],
+        "added_tokens": [_added(index, name) for index, name in marked.items()],
         "normalizer": None,
         "pre_tokenizer": {
             "type": "Sequence",
@@ -54,6 +64,7 @@ def folder_files(
         "pad_token": SPECIAL[PAD_ID],
         # Without it transformers takes the spaces before punctuation out of what it decodes.
         "clean_up_tokenization_spaces": False,
+        **({"additional_special_tokens": list(special)} if special else {}),
     }
     generation = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     files = {"tokenizer.json": content, "tokenizer_config.json": settings, "generation_config.json": generation}
