@@ -31,7 +31,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "parallel": (
         ("_version",),
-        ("rules", "passes", "remat"),
+        ("rules", "passes", "remat", "cost_terms"),
         ("context", "experts", "accumulate"),
         ("strategies", "divisibility"),
         ("pipeline", "modifiers"),

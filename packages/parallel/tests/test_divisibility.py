@@ -2,8 +2,13 @@
 
 import kanawa as kn
 import pytest
+from kanawa.composition.mesh_rules import fit_cuts
+from kanawa.composition.target import parse_target
+from kanawa.config import origin
 from kanawa.contracts import BatchShape, DeviceMesh, FeedForward, GradientStrategy, Model, Stack, Workload
+from kanawa.plugins import MeshRule
 from kanawa_parallel import divisibility
+from kanawa_parallel.accumulate import Accumulate
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_parallel.strategies.fsdp import FSDP
 from kanawa_parallel.strategies.ring import RingAttention
@@ -22,6 +27,7 @@ class Job(Workload):
         model: Model.Config = TinyLM.Config(input_dim=12, vocab_size=64)
         data: Rows = Rows()
         batch_size: int = 8
+        gradients: GradientStrategy.Config | None = None
 
         def batch_shape(self):
             return BatchShape(self.batch_size, self.data.sequence_length)
@@ -70,6 +76,28 @@ def test_a_large_parameter_must_find_an_axis_for_fsdp_and_a_small_one_stays_whol
     )
     assert mesh_problems(job({"fsdp": 8}, model__vocab_size=64, **wide), 8) == [], "the vocabulary takes its place"
     assert mesh_problems(job({"fsdp": 8}), 8) == [], "embed is 12, and nothing of this size is worth a split"
+
+
+def test_microbatches_that_do_not_divide_the_batch():
+    cfg = job({"fsdp": 4}, batch_size=24)
+    assert mesh_problems(cfg, 4) == []
+    cfg.set(gradients=Accumulate.Config(microbatches=5))
+    assert mesh_problems(cfg, 4) == [
+        "gradients.microbatches is 5, which doesn't divide 24 rows (batch_size); it may be 1, 2, 3, 4, 6, 8, 12, 24"
+    ]
+
+
+def test_a_rules_microbatches_become_the_nearest_that_divide():
+    cfg, rule = job({"fsdp": 8}, batch_size=40), MeshRule(name="rows", platform="cpu", mesh={"fsdp": 8})
+    model, target = cfg.model.build(), parse_target("cpu-8")
+    cfg.set(gradients=Accumulate.Config(microbatches=4))
+    assert not list(fit_cuts(cfg, model, rule, target)), "a user's own number stays, and is an error"
+    with origin("mesh rule"):
+        cfg.set(gradients=Accumulate.Config(microbatches=4))
+    said = "mesh rule rows: gradients.microbatches is 5: the rule's 4 don't cut batch_size (40) evenly"
+    assert list(fit_cuts(cfg, model, rule, target)) == [said]
+    assert cfg.gradients.microbatches == 5
+    assert not mesh_problems(cfg, 8)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,14 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
+from kanawa.plugins import DeviceSpec
 from kanawa.testing.compare import examples_for
 from kanawa.testing.kernel import KernelConformance
+from kanawa_layers.kernels import cross_entropy
 from kanawa_layers.kernels.cross_entropy import ChunkedCrossEntropy, chunk_size
 
 N, D, V = 24, 8, 32
+NETWORK = {"link_bandwidth": 1e11, "network_bandwidth": 1e10, "chips_per_host": 4, "source": "made up"}
 RULES = (("batch", ("data",)), ("length", ("context",)), ("vocab", ("tensor",)))
 WHOLE = ExecutionPlan(kernels=KernelPolicy(pins=(("softmax_cross_entropy", "softmax_cross_entropy.any.reference"),)))
 
@@ -80,6 +83,21 @@ def test_one_chunk_is_refused_with_a_reason_and_chunks_are_even():
     verdict = ChunkedCrossEntropy().supports(whole, None)
     assert verdict.reason == "96 tokens fit in one chunk of 96: nothing to save"
     assert chunk_size(dataclasses.replace(whole, tokens=100, chunk_tokens=64)) == 50
+
+
+def test_a_chunk_computes_longer_than_it_reads_the_weight(monkeypatch):
+    figures = {"peak_flops": {"bfloat16": 9e14}, "memory_bytes": 32 * 2**30, "memory_bandwidth": 1.6e12}
+    device = DeviceSpec(name="a", platform="b", **figures, **NETWORK)
+    monkeypatch.setattr(cross_entropy, "device_spec_of_kind", lambda kind: device)
+    base = examples_for("softmax_cross_entropy").problems[0]
+    problem = dataclasses.replace(base, tokens=32768, width=3840, vocab=262144, chunk_tokens=None)
+    size = chunk_size(problem)
+    assert size * problem.vocab * 4 <= figures["memory_bytes"] / 16
+    # Each chunk reads the weight twice, bf16, and reads and writes its fp32 gradient.
+    numbers = problem.width * problem.vocab
+    assert 6 * size * numbers / 9e14 > 12 * numbers / 1.6e12
+    # With few words a chunk of 128 MiB is longer than that.
+    assert chunk_size(dataclasses.replace(problem, vocab=4096)) == 8192
 
 
 def mesh(**axes):

@@ -107,6 +107,41 @@ def test_no_gradient_reaches_the_choice_and_weights_do_not_hold_the_balancing_bi
     np.testing.assert_array_equal(jax.jit(jax.grad(total))(jnp.asarray(BIAS)), 0.0)
 
 
+def test_balance_losses_of_batch_rows_and_devices_are_the_papers_sums():
+    cfg = TopKRouter.Config(
+        top_k=2, balance_loss=0.5, row_balance_loss=0.25, device_balance_loss=0.125, expert_groups=4, z_loss=0.0
+    )
+    router = cfg.set(input_dim=6, num_experts=8).build(name="router")
+    valid = jnp.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    call = jax.jit(lambda p: kn.functional(router)(p, {}, X, valid, rows=3, train=True))
+    routing, outputs = call({"weight": WEIGHT})
+    logits = np.asarray(X, np.float64) @ WEIGHT
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+    def balance(tokens, groups):
+        """Number of groups times the sum of each group's share of choices times its mean probability."""
+        tokens = [t for t in tokens if valid[t]]
+        share, importance = np.zeros(groups), np.zeros(groups)
+        for t in tokens:
+            for expert in np.asarray(routing.expert_ids[t]):
+                share[expert * groups // 8] += 1 / (2 * len(tokens))
+            for expert in range(8):
+                importance[expert * groups // 8] += probabilities[t, expert] / len(tokens)
+        return groups * (share * importance).sum()
+
+    rows = [range(0, 3), range(3, 6), range(6, 9)]
+    expected = {
+        "balance_loss": balance(range(9), 8),
+        # Of 7 real tokens, the rows have 3, 1 and 3.
+        "row_balance_loss": sum(n / 7 * balance(row, 8) for n, row in zip((3, 1, 3), rows, strict=True)),
+        "device_balance_loss": balance(range(9), 4),
+    }
+    found = {name: term.total / term.weight for name, term in outputs.losses.items()}
+    assert found == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"num_experts \(8\) is not a multiple of expert_groups \(3\)"):
+        cfg.clone().set(expert_groups=3).build(name="router")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

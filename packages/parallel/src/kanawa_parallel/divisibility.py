@@ -63,6 +63,7 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
     for cause, dimensions in parameters.items():
         if cause.size % _parts(cause, shape):
             problems.append(_indivisible(cause, shape, _size_fields(config, dimensions)))
+    problems += _uneven_cuts(config, model)
     for cause, path in _batch_uses(config, model, activations, shape):
         if cause.size % _parts(cause, shape):
             problems.append(_indivisible(cause, shape, [path]))
@@ -118,6 +119,18 @@ def _param_uses(model: kn.Module, rules: Rules, shape: Mapping[str, int]) -> Ite
             assignment = assign_param(spec.shape, spec.axes, rules, shape)
             for index, axis, size, names in _split(spec.shape, spec.axes, assignment):
                 yield _Cause(axis, size, names), _Dimension(path, index)
+
+
+def _uneven_cuts(config: Workload.Config, model: kn.Module) -> Iterator[str]:
+    """Yields the problems of fields that cut a batch in parts which aren't equal."""
+    batch = config.batch_shape()
+    rows = 0 if batch is None else batch.rows
+    for field, count in batch_cuts(config, model):
+        if batch is not None and rows % count:
+            valid = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
+            yield f"{field} is {count}, which doesn't divide {rows} rows ({batch.rows_path}); it may be {valid}"
+        else:
+            rows //= count
 
 
 def _batch_uses(

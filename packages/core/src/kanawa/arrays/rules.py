@@ -34,8 +34,9 @@ def assign_param(shape: tuple[int, ...], axes: LogicalAxes, rules: Rules, mesh_s
     """Returns the mesh axes that split each dimension of a parameter.
 
     As `assign`, but a rule for STORAGE_AXES is skipped if its axis doesn't divide: the parameter is gathered before
-    use, so another dimension can be split instead. A parameter that no rule can split stays whole if it is small; a
-    large one gets the result of `assign`, which `check_divides` refuses.
+    use, so another dimension can be split instead. Where no rule's axis divides, a small parameter stays whole, and a
+    large one is split on its longest dimension that divides, whatever it counts, on top of what splits it already.
+    Without such a dimension it gets the result of `assign`, which `check_divides` refuses.
     """
     axes, mesh_items = split_axes(shape, axes), tuple(sorted(mesh_shape.items()))
     fitting = _assign(axes, rules, mesh_items, shape)
@@ -45,7 +46,22 @@ def assign_param(shape: tuple[int, ...], axes: LogicalAxes, rules: Rules, mesh_s
     # The same mesh axes, maybe on other dimensions, store it in as many parts. Fewer would silently hold a large array
     # more often than was asked for.
     wanted, claimed = ({name for names in assigned for name in names} for assigned in (preferred, fitting))
-    return fitting if wanted <= claimed else preferred
+    return _stored_anywhere(shape, axes, fitting, sorted(wanted - claimed), mesh_shape) or preferred
+
+
+def _stored_anywhere(
+    shape: tuple[int, ...], axes: LogicalAxes, assigned: Assignment, missing: list[str], mesh_shape: Mapping[str, int]
+) -> Assignment | None:
+    """Returns the assignment with `missing` STORAGE_AXES on any dimensions that they divide; None if there is none."""
+    for name in missing:
+        parts = [math.prod(mesh_shape[each] for each in (*names, name)) for names in assigned]
+        # A loop takes layer by layer: each would be on one shard.
+        fitting = [at for at, axis in enumerate(axes) if axis != "layers" and shape[at] % parts[at] == 0]
+        if name not in STORAGE_AXES or not fitting:
+            return None
+        longest = max(fitting, key=lambda at: shape[at] // parts[at])
+        assigned = tuple((*names, name) if at == longest else names for at, names in enumerate(assigned))
+    return assigned
 
 
 def resolve(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> PartitionSpec:

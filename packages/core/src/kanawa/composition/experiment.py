@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from kanawa.composition.blame import blamed
 from kanawa.composition.config_checks import Problems, checked_model, unusual_values
-from kanawa.composition.mesh_rules import find_rule, fit_mesh, provenance
+from kanawa.composition.mesh_rules import find_rule, fit_cuts, fit_mesh, provenance
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
 from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
@@ -123,6 +123,10 @@ def _compose(
                     apply_override(cfg, override)
                 else:
                     cfg.set_path(*override)
+    if rule is not None and place is not None:
+        with problems.noted():
+            for line in fit_cuts(cfg, counted, rule, place):
+                logger.warning("%s", line)
     model = checked_model(name, cfg, place, counted, problems)
     problems.report()
     for line in unusual_values(cfg):

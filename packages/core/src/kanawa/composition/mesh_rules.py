@@ -12,7 +12,7 @@ from kanawa.composition.config_checks import count_problems
 from kanawa.composition.modifiers import apply_modifier
 from kanawa.composition.rule_file import VARIABLE, user_rules
 from kanawa.composition.target import Target
-from kanawa.config import Config
+from kanawa.config import Config, origin
 from kanawa.errors import TargetError, did_you_mean
 from kanawa.plugins import MeshRule, host
 from kanawa.plugins.devices import device_specs
@@ -20,6 +20,8 @@ from kanawa.plugins.discovery import CORE
 
 #: Axes that may give way to `data`, the first to give way first: a shard of a parameter is the cheapest to enlarge.
 _GIVING_WAY = ("fsdp", "tensor")
+#: The origin of what a rule sets.
+_STAGE = "mesh rule"
 
 
 def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
@@ -104,13 +106,40 @@ def fit_mesh(cfg: Config, model: Any, rule: MeshRule, target: Target) -> tuple[C
     best, fewest, mesh = cfg, math.inf, rule.mesh
     for axes in _meshes(rule.mesh, target):
         arguments = {"axes": axes, "dcn_axes": dict(rule.dcn)}
-        candidate = apply_modifier(cfg.clone(), "mesh", arguments, "mesh rule", provenance(rule), CORE)
+        candidate = apply_modifier(cfg.clone(), "mesh", arguments, _STAGE, provenance(rule), CORE)
         count = count_problems(candidate, model, target)
         if count < fewest:
             best, fewest, mesh = candidate, count, axes
         if not fewest:
             break
     return best, dataclasses.replace(rule, mesh=mesh)
+
+
+def fit_cuts(cfg: Config, model: Any, rule: MeshRule, target: Target) -> Iterator[str]:
+    """Changes each number of microbatches that a rule set and the batch can't be cut by to the nearest that it can be.
+
+    `model` is what the config builds. Yields what it changed, one sentence each.
+    """
+    from kanawa.contracts import GradientStrategy, Workload
+
+    batch = cfg.batch_shape() if isinstance(cfg, Workload.Config) else None
+    if batch is None:
+        return
+    for path, node in [each for each in cfg.walk() if isinstance(each[1], GradientStrategy.Config)]:
+        for field, parts in node.build().cuts().items():
+            where = f"{path}.{field}"
+            if cfg.origin_history(where)[-1].stage != _STAGE or not (problems := count_problems(cfg, model, target)):
+                continue
+            whole = (count for count in range(1, batch.rows + 1) if batch.rows % count == 0)
+            for count in sorted(whole, key=lambda count: abs(math.log(count / parts))):
+                trial = cfg.clone()
+                trial.set_path(where, count)
+                if count_problems(trial, model, target) < problems:
+                    said = f"{where} is {count}: the rule's {parts} don't cut {batch.rows_path} ({batch.rows}) evenly"
+                    with origin(_STAGE, f"{provenance(rule)}, the nearest to its {parts}"):
+                        cfg.set_path(where, count)
+                    yield f"mesh rule {rule.name}: {said}"
+                    break
 
 
 def _meshes(mesh: Mapping[str, int], target: Target) -> Iterator[dict[str, int]]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.platform import current_platform
 from kanawa.kernels.softmax_cross_entropy import (
     CrossEntropyProblem,
     Sums,
@@ -23,9 +24,15 @@ from kanawa.kernels.softmax_cross_entropy import (
     whole_vocab,
 )
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins.devices import device_spec_of_kind
 
-#: fp32 logits that exist at a time on a shard, by default.
+#: fp32 logits that exist at a time on a shard, at least.
 CHUNK_BYTES = 128 * 2**20
+#: Tokens of a chunk for each FLOP in the time of one byte of memory. A chunk reads the weight twice and adds to its
+#: gradient, some 12 bytes a number, and computes 6 FLOPs a number and token: half as long here.
+_INTENSITY = 4
+#: The part of a device's memory that the logits of a chunk may take.
+_MEMORY_PART = 16
 
 
 class ChunkedCrossEntropy(Kernel):
@@ -102,11 +109,25 @@ class ChunkedCrossEntropy(Kernel):
 
 
 def chunk_size(problem: CrossEntropyProblem) -> int:
-    """Returns how many tokens a chunk holds: as many as asked for, or as fit, evenly."""
-    largest = problem.chunk_tokens or max(1, CHUNK_BYTES // (4 * problem.vocab))
+    """Returns how many tokens a chunk holds: as many as asked for, or as keep its matmuls busy and fit, evenly."""
+    largest = problem.chunk_tokens or max(1, CHUNK_BYTES // (4 * problem.vocab), _busy_tokens(problem))
     # As many chunks as are needed, then evenly filled: a last chunk of few tokens would cost a whole one.
     count = math.ceil(problem.tokens / largest)
     return math.ceil(problem.tokens / count)
+
+
+def _busy_tokens(problem: CrossEntropyProblem) -> int:
+    """Returns tokens with which a chunk computes longer than it reads and writes the weight, as far as memory allows;
+    0 for an unknown device.
+    """
+    _, kind = current_platform()
+    device = None if kind is None else device_spec_of_kind(kind)
+    if device is None or not device.peak_flops.get("bfloat16"):
+        return 0
+    busy = _INTENSITY * device.peak_flops["bfloat16"] / device.memory_bandwidth
+    room = device.memory_bytes / device.jax_devices_per_chip / _MEMORY_PART / (4 * problem.vocab)
+    # Whole tiles of every matrix unit.
+    return int(min(busy, room)) // 256 * 256
 
 
 def _chunks(problem: CrossEntropyProblem, operands: Operands) -> tuple[jax.Array, ...]:

@@ -71,7 +71,7 @@ class MixtureOfExperts(FeedForward):
         valid = jnp.ones(tokens.shape[0], jnp.float32)
         if sequences.segment_ids is not None:
             valid = (sequences.segment_ids.reshape(-1) > 0).astype(jnp.float32)
-        mixed = self._routed(x, self.router(tokens, valid), valid)
+        mixed = self._routed(x, self.router(tokens, valid, rows=x.shape[0]), valid)
         mixed = kn.constrain(mixed, ("batch", "length", "embed"))
         if self.shared is None:
             return mixed

@@ -140,8 +140,10 @@ class TopKRouter(kn.Module):
     Slots: how logits become scores, how scores select, and a balancing bias that only selection sees. Weights are
     renormalised over the chosen experts where `normalise_weights`, then multiplied by `weight_scale` (DeepSeek-V3's
     routed scaling factor). `jitter` multiplies the inputs by uniform noise in training (Switch, arXiv:2101.03961).
-    Records the largest expert's load; adds the load-balance loss (Switch, equation 4) and the router z-loss (ST-MoE,
-    arXiv:2202.08906) where their coefficients are not 0.
+    Records the largest expert's load. Adds, where their coefficients are not 0: the load-balance loss of the whole
+    batch (Switch, equation 4), of each row of it (DeepSeek-V3, equations 17 to 20), of `expert_groups` equal groups of
+    experts, such as those of a device (DeepSeek-V2, arXiv:2405.04434, equations 26 to 28; `device_balance_loss`), each
+    1 when balanced; and the router z-loss (ST-MoE, arXiv:2202.08906).
     """
 
     balancing: BiasBalancing | None
@@ -158,6 +160,9 @@ class TopKRouter(kn.Module):
         weight_scale: kn.Finite = 1.0
         jitter: kn.NonNegative = 0.0
         balance_loss: kn.NonNegative = 0.01
+        row_balance_loss: kn.NonNegative = 0.0
+        device_balance_loss: kn.NonNegative = 0.0
+        expert_groups: kn.Size = 1
         z_loss: kn.NonNegative = 0.001
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config()), "bias": "bias"},
@@ -167,7 +172,14 @@ class TopKRouter(kn.Module):
         def check(self) -> list[str]:
             """Returns what is wrong with the selection, once the number of experts is known."""
             selection: Selection = self.selection.build()
-            return selection.problems(self.num_experts, self.top_k) if isinstance(self.num_experts, int) else []
+            if not isinstance(self.num_experts, int):
+                return []
+            problems = selection.problems(self.num_experts, self.top_k)
+            if self.num_experts % self.expert_groups:
+                problems.append(
+                    f"num_experts ({self.num_experts}) is not a multiple of expert_groups ({self.expert_groups})"
+                )
+            return problems
 
     def setup(self) -> None:
         """Declares the router's weight; it never decays and stays fp32."""
@@ -178,8 +190,11 @@ class TopKRouter(kn.Module):
         self.add_child("balancing", cfg.balancing, num_experts=cfg.num_experts)
         self._scoring, self._selection = cfg.scoring.build(), cfg.selection.build()
 
-    def forward(self, x: Float[Array, "N E"], valid: Float[Array, " N"]) -> Routing:
-        """Returns the routing of each token; tokens whose `valid` is 0 don't count in losses, metrics or state."""
+    def forward(self, x: Float[Array, "N E"], valid: Float[Array, " N"], rows: int = 1) -> Routing:
+        """Returns the routing of each token; tokens whose `valid` is 0 don't count in losses, metrics or state.
+
+        The tokens are those of `rows` rows, one row after another.
+        """
         cfg = self.config
         logits = self._logits(x)
         scores = self._scoring.scores(logits)
@@ -193,7 +208,7 @@ class TopKRouter(kn.Module):
         if cfg.normalise_weights:
             # Sigmoid scores may all underflow; DeepSeek's own code guards with the same number.
             weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
-        self._account(logits, scores, expert_ids, valid)
+        self._account(logits, scores, expert_ids, valid, rows)
         return Routing(expert_ids, weights * cfg.weight_scale)
 
     def _logits(self, x: Float[Array, "N E"]) -> Float[Array, "N X"]:
@@ -210,6 +225,7 @@ class TopKRouter(kn.Module):
         scores: Float[Array, "N X"],
         expert_ids: Int[Array, "N k"],
         valid: Float[Array, " N"],
+        rows: int,
     ) -> None:
         cfg, count = self.config, jnp.sum(valid)
         # Counted over all k choices at once: top-k ids of a token differ, so entries are 0 or 1.
@@ -220,12 +236,28 @@ class TopKRouter(kn.Module):
         self.record("max_load", kn.Max(jnp.max(load)))
         if self.balancing is not None:
             self.balancing.observe(load)
-        if cfg.balance_loss:
-            shares = scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
-            importance = jnp.sum(shares * valid[:, None], 0) / safe
-            # 1 when balanced; weighted by tokens so that microbatches and layers average.
-            balance = cfg.num_experts * jnp.sum(load * importance)
-            self.add_loss("balance_loss", balance * count, count, cfg.balance_loss)
+        shares = scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
+        for name, parts, groups in (
+            ("balance_loss", 1, cfg.num_experts),
+            ("row_balance_loss", rows, cfg.num_experts),
+            ("device_balance_loss", 1, cfg.expert_groups),
+        ):
+            if coefficient := getattr(cfg, name):
+                balance = _balance(chosen / cfg.top_k * valid[:, None], shares * valid[:, None], valid, parts, groups)
+                self.add_loss(name, balance, count, coefficient)
         if cfg.z_loss:
             z = jnp.square(jax.nn.logsumexp(logits, axis=-1)) * valid
             self.add_loss("z_loss", jnp.sum(z), count, cfg.z_loss)
+
+
+def _balance(
+    chosen: Float[Array, "N X"], shares: Float[Array, "N X"], valid: Float[Array, " N"], parts: int, groups: int
+) -> Float[Array, ""]:
+    """Returns the sum over tokens of how uneven the load of their part is over groups of experts: 1 if it is even."""
+    count = jnp.sum(valid.reshape(parts, -1), axis=1)
+    # A part of nothing but padding would divide by 0, and its zero weight would not remove a NaN.
+    safe = jnp.maximum(count, 1.0)[:, None]
+    # Summed over a part's tokens and a group's experts: [parts, groups].
+    load, importance = (x.reshape(parts, -1, groups, x.shape[1] // groups).sum((1, 3)) / safe for x in (chosen, shares))
+    # Weighted by tokens so that microbatches and layers average.
+    return jnp.sum(groups * jnp.sum(load * importance, axis=1) * count)

@@ -111,8 +111,9 @@ def deepseek_v3(
         balancing=BiasBalancing.Config(),
         normalise_weights=normalise_weights,
         weight_scale=weight_scale,
-        # Balancing is by the bias alone, without the paper's sequence-wise loss of 0.0001.
+        # The bias balances; the paper's small loss (section 4.2) prevents extremes within a sequence.
         balance_loss=0.0,
+        row_balance_loss=1e-4,
         z_loss=0.0,
     )
     mixture = MixtureOfExperts.Config(

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from kanawa_parallel.plan.cost.collectives import collective, sent_bytes
+from kanawa_parallel.cost_terms import sent_bytes
+from kanawa_parallel.plan.cost.collectives import collective
 from kanawa_parallel.plan.cost.links import Links
 
 

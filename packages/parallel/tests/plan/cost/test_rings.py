@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kanawa_parallel.plan.cost.collectives import collective, ends, sent_bytes
+from kanawa_parallel.cost_terms import sent_bytes
+from kanawa_parallel.plan.cost.collectives import collective, ends
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.read.hlo import parse_module
 

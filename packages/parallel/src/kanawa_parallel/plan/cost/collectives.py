@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from kanawa_parallel.cost_terms import sent_bytes
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.read.groups import mesh_axes, replica_groups
 from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction, arrays
@@ -129,16 +130,3 @@ def _operand_bytes(computation: Computation, instruction: Instruction, only: int
         total += sum(a.bytes for a in made.arrays) if made else 0
     # An operand that this computation doesn't hold has its shape written beside it, in dumps that write shapes.
     return total or sum(a.bytes for a in arrays(instruction.operand_text)[:only])
-
-
-def sent_bytes(kind: str, operand_bytes: float, members: int) -> float:
-    """Returns the bytes each device sends around a ring of `members`."""
-    # Each of the ring's hops passes on a part; the last hop would bring a device its own.
-    others = members - 1
-    if kind == "all-gather":
-        return float(operand_bytes * others)
-    if kind == "all-reduce":
-        return 2.0 * operand_bytes * others / members
-    if kind in ("collective-permute", "send"):
-        return float(operand_bytes)
-    return operand_bytes * others / members

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from kanawa.plugins import Calibration
 
+from kanawa_parallel.cost_terms import UNLIKELY
 from kanawa_parallel.plan.cost.collectives import Collective, collective, communicates, ends
 from kanawa_parallel.plan.cost.flights import Flights, by_channel
 from kanawa_parallel.plan.cost.flops import flops, operand_array
@@ -207,9 +208,10 @@ class Timing:
             flights.join(leaving.through(body, root.name, call.name, seconds.total), spent.total)
 
     def _longest_branch(self, call: Instruction) -> str | None:
-        """Returns the branch of a conditional that takes longest, or what a call calls."""
+        """Returns a conditional's longest branch, of an unlikely one the shortest; or what a call calls."""
         names = [name for name in call.called if name in self.module.computations]
-        return max(names, key=lambda name: self._run(name, Flights())[0].total, default=None)
+        of = min if UNLIKELY in call.op_name else max
+        return of(names, key=lambda name: self._run(name, Flights())[0].total, default=None)
 
     def _collective(self, computation: Computation, instruction: Instruction) -> Collective | None:
         key = id(instruction)

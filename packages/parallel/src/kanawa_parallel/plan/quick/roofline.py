@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import jax
 import numpy as np
 
-from kanawa_parallel.plan.cost.collectives import sent_bytes
+from kanawa_parallel.cost_terms import UNLIKELY, sent_bytes
 from kanawa_parallel.plan.cost.kernel_cost import operation_of
 from kanawa_parallel.plan.cost.links import Link
 from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
@@ -113,8 +113,9 @@ class Roofline:
         inner = Seconds()
         for step in self.walked.steps:
             loops = [Roofline(w, self.memory.inner[id(w)], self.rates, self.runs * n) for n, w in step.inner]
-            # Of a conditional's branches the costliest runs.
-            for loop in [max(loops, key=lambda each: each.seconds.total)] if loops else []:
+            # Of a conditional's branches the costliest runs, unless its scope says otherwise.
+            of = min if UNLIKELY in step.equation.path else max
+            for loop in [of(loops, key=lambda each: each.seconds.total)] if loops else []:
                 self.work += loop.work
                 self.sent += loop.sent
                 inner.add(loop.seconds)
