@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import resource
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -263,6 +264,28 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
         _save(checkpointer, 2)
         with pytest.raises(CheckpointSaveError, match="No space left on device"):
             _save(checkpointer, 3)
+    _save(checkpointer, 3)
+    checkpointer.close()
+    assert checkpointer.steps() == [1, 3]
+
+
+def test_a_save_without_room_is_refused_in_one_line_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    started: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(array_store.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 99, 1))
+        patch.setattr(array_store.ArrayStore, "start", lambda *_: started.append(1))
+        _save(checkpointer, 2)
+        needed = sum(x.nbytes for x in jax.tree.leaves(make_trees(2)))
+        with pytest.raises(
+            CheckpointSaveError, match=rf"No space left on device: a save takes {needed:,} bytes, and 1 "
+        ):
+            checkpointer.wait()
+    assert (started, "Traceback" in capfd.readouterr().err) == ([], False)
     _save(checkpointer, 3)
     checkpointer.close()
     assert checkpointer.steps() == [1, 3]

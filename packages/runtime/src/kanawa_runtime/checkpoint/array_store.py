@@ -6,7 +6,10 @@ orbax takes seconds, so that happens at the first save or restore: a plan or `sh
 """
 
 import asyncio
+import errno
 import logging
+import os
+import shutil
 import traceback
 from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +83,24 @@ class ArrayStore:
     def close(self) -> None:
         """Releases orbax's threads."""
         self._handler.close()
+
+
+def check_room(directory: Path, trees: Mapping[str, Mapping[str, jax.Array]]) -> None:
+    """Raises the OSError of a full disk where what this process writes has no room; compression may spare a tenth.
+
+    On a full disk several of tensorstore's writes fail. Orbax (0.12.8) raises the first error and closes the event loop
+    that the other writes report to, so that Python prints a traceback for each ("Event loop is closed").
+    """
+    arrays = [x for leaves in trees.values() for x in leaves.values()]
+    needed = sum(shard.data.nbytes for x in arrays for shard in x.addressable_shards if shard.replica_id == 0)
+    try:
+        disk = shutil.disk_usage(directory)
+    except FileNotFoundError:  # the first process makes it
+        return
+    # Some network file systems know of no size.
+    if disk.total and needed > disk.free:
+        full = os.strerror(errno.ENOSPC)
+        raise OSError(errno.ENOSPC, f"{full}: a save takes {needed:,} bytes, and {disk.free:,} are free")
 
 
 def make_folders(folder: Path, items: Iterable[str], texts: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint import agreement
-from kanawa_runtime.checkpoint.array_store import ArrayStore, make_folders
+from kanawa_runtime.checkpoint.array_store import ArrayStore, check_room, make_folders
 from kanawa_runtime.checkpoint.background import ELSEWHERE, BackgroundCheckpointer, Trees
 from kanawa_runtime.checkpoint.manifest import brief
 from kanawa_runtime.checkpoint.pending import Pending, Written
@@ -41,6 +41,7 @@ class OrbaxCheckpointer(BackgroundCheckpointer):
                 faults.reached("pre_mkdir", folder)
                 self._root.begin(pending.step)
                 make_folders(folder, trees, pending.values)
+            check_room(Path(self.directory), trees)
         except Exception as error:  # noqa: BLE001 - whatever it is, the others must hear that this process stays away
             problem = error
         # No process may write before the folder is there.
