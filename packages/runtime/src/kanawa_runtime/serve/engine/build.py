@@ -65,8 +65,11 @@ def build_core(
         has_pages=paged.has_pages,
         guess=None if speculator is None else speculator.guess,
         in_tiles=shapes.in_tiles,
+        short_budget=(
+            shapes.prefill_rows[0] * shapes.prefill_sizes[0] if shapes.in_tiles else config.max_batched_tokens // 4
+        ),
     )
-    return EngineCore(programs, scheduler, max_length, adapters, speculator, transfer)
+    return EngineCore(programs, scheduler, max_length, adapters, speculator, transfer, config.call_seconds)
 
 
 def _max_length(model: CausalLM, config: EngineConfig, trained_length: int | None) -> int:

@@ -1,6 +1,6 @@
 """What an engine is built for: how many sequences, how long, in how much memory, and what a step may hold."""
 
-from kanawa.config import Config, Count, FloatDtype, Size
+from kanawa.config import Config, Count, FloatDtype, Positive, Size
 
 
 class EngineConfig(Config):
@@ -11,7 +11,8 @@ class EngineConfig(Config):
     hold, else enough for all sequences at full length. `cache_dtype` None is the computing one, which pages need;
     `int8_cache` stores codes and scales.
     A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
-    `prefill_tokens`. While none wait and all are greedy, `fused_steps` tokens are decoded in one call.
+    `prefill_tokens`. While none wait and all are greedy, `fused_steps` tokens are decoded in one call, or as many as
+    take `call_seconds`: until it ends no request begins (None: however long it takes, and the same every time).
     `batch_sizes` and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's
     chunk, of which a program takes as many at once as `prefill_rows` says (None: see `shapes.Shapes`).
     `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles what they need. With
@@ -33,6 +34,7 @@ class EngineConfig(Config):
     max_batched_tokens: Size = 544
     prefill_tokens: Size = 256
     fused_steps: Size = 4
+    call_seconds: Positive | None = None
     max_queued: Count = 256
     max_logprobs: Count = 20
     prefix_cache: bool = True

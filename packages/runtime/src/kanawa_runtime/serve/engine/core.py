@@ -29,6 +29,7 @@ from kanawa_runtime.serve.engine.scheduler import Chunk, Scheduler, StepBatch, p
 from kanawa_runtime.serve.engine.sequence import Sequence, allowed_bits, logprobs_of, sampling_rows
 from kanawa_runtime.serve.engine.shapes import grouped
 from kanawa_runtime.serve.engine.speculator import Speculator
+from kanawa_runtime.serve.engine.step_times import StepTimes
 from kanawa_runtime.serve.engine.token_sampler import NOT_FINITE, NOTHING
 
 logger = logging.getLogger(__name__)
@@ -55,11 +56,18 @@ class _Sent:
     chunks: SequenceOf[Chunk] = ()
     #: How many tokens were guessed for each row, where the step verified guesses.
     guessed: list[int] | None = None
+    #: Tokens that each row gains at most.
+    steps: int = 1
 
     def __post_init__(self) -> None:
         for array in (self.ids, self.details, self.prompt_details):
             if array is not None:
                 array.copy_to_host_async()
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What its time depends on for the most part."""
+        return (len(self.chunks) > 0, self.ids.shape, self.steps, self.details is None, self.prompt_details is None)
 
 
 class EngineCore:
@@ -67,7 +75,7 @@ class EngineCore:
 
     def __init__(
         self, programs: Programs, scheduler: Scheduler, max_length: int, adapters: AdapterSlots | None = None,
-        speculator: Speculator | None = None, transfer: PageTransfer | None = None,
+        speculator: Speculator | None = None, transfer: PageTransfer | None = None, call_seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.programs, self.scheduler = programs, scheduler
         self.adapters, self.speculator, self.transfer = adapters, speculator, transfer
@@ -82,6 +90,8 @@ class EngineCore:
         self.max_length = max_length
         self._arrivals = 0
         self._in_flight: collections.deque[list[_Sent]] = collections.deque()
+        self._times, self._call_seconds = StepTimes(), call_seconds
+        self._fused_steps = scheduler.fused_steps
         self._deadlines: list[tuple[float, int, Sequence]] = []
         #: Whether the last step had nothing to do: all waiting sequences need pages that are held.
         self.is_stuck = False
@@ -181,6 +191,12 @@ class EngineCore:
         while self._in_flight:
             self._collect()
 
+    def wait_until_due(self) -> None:
+        """Returns when the next step has to be put together: what is asked until then is part of it."""
+        if len(self._in_flight) == 1:
+            (running,) = self._in_flight
+            self._times.wait_until_due(_kind(running), functools.partial(_is_ready, running))
+
     def step(self) -> None:
         """Sends the next step to the device, and reads the results of the one before it."""
         self._working_since = time.perf_counter()
@@ -195,28 +211,36 @@ class EngineCore:
 
     def _step(self) -> None:
         self.expire()
+        if self._call_seconds is not None and self._times.decode_seconds:
+            most = int(self._call_seconds / self._times.decode_seconds)
+            self.scheduler.fused_steps = max(1, min(self._fused_steps, most))
         batch = self.scheduler.schedule(settled=not self._in_flight)
         if batch.is_starved:
             # The tokens of a preempted sequence have to be known, and some sequences may have ended.
             self.settle()
             batch = self.scheduler.schedule(settled=True)
+        began = time.perf_counter()
         sent = self._send(batch)
+        self._times.count_sending(time.perf_counter() - began)
         self.is_stuck = not (sent or self._in_flight or self.scheduler.running)
         if sent:
             self.steps += 1
+            if not self._in_flight:
+                self._times.begin()
             self._in_flight.append(sent)
         if self._in_flight and (len(self._in_flight) > _DEPTH or not sent):
             self._collect()
 
     def _send(self, batch: StepBatch) -> list[_Sent]:
-        sent = []
         for sequence in batch.remote:
             self._write_remote_prefill(sequence)
+        # First: a client that waits for its first token waits longest.
+        sent = self._send_chunks(batch.chunks)
         if batch.decode:
             sent.append(self._send_decode(batch))
         if batch.verify:
             sent.append(self._send_verify(batch))
-        return sent + self._send_chunks(batch.chunks)
+        return sent
 
     def _write_remote_prefill(self, sequence: Sequence) -> None:
         remote, sequence.remote_prefill = sequence.remote_prefill, None
@@ -240,7 +264,7 @@ class EngineCore:
         for sequence, steps in rows:
             sequence.computed += steps
             sequence.pending += steps
-        return _Sent(rows, ids, details)
+        return _Sent(rows, ids, details, steps=batch.steps)
 
     def _send_verify(self, batch: StepBatch) -> _Sent:
         rows = [(sequence, 1 + len(guesses)) for sequence, guesses in batch.verify]
@@ -328,12 +352,14 @@ class EngineCore:
     def _collect(self) -> None:
         """Reads the results of the oldest step."""
         results = self._in_flight.popleft()
-        self._count_work()
+        has_ended = _is_ready(results)
         for sent in results:
-            # All of a step end with its last program: what comes after this is the host's own work.
+            self._count_work()
             sent.ids.block_until_ready()
-        self._working_since = time.perf_counter()
-        for sent in results:
+            self._working_since = time.perf_counter()
+            if sent is results[-1]:
+                steps = sent.steps if len(results) == 1 and not sent.chunks else None
+                self._times.end(_kind(results), exactly=not has_ended, decoded=steps)
             if sent.guessed is not None:
                 self._collect_verified(sent, sent.guessed)
                 continue
@@ -453,6 +479,17 @@ def _grammar_error(error: Exception) -> str:
     if not isinstance(error, UsageError):
         logger.error("a grammar raised", exc_info=error)
     return str(error) if isinstance(error, UsageError) else f"the grammar failed ({type(error).__name__}: {error})"
+
+
+def _is_ready(results: SequenceOf[_Sent]) -> bool:
+    """Returns whether a step has ended."""
+    last: Any = results[-1].ids
+    return bool(last.is_ready())
+
+
+def _kind(results: SequenceOf[_Sent]) -> tuple[Any, ...]:
+    """Returns what the time of a step depends on for the most part."""
+    return tuple(sent.kind for sent in results)
 
 
 def _is_scored(chunk: Chunk) -> bool:

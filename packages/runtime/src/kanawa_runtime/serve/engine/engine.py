@@ -415,6 +415,7 @@ class LLMEngine:
                 ready.set()
                 while self._take_in():
                     self._core.step()
+                    self._core.wait_until_due()
                     self._compilations = compilations() - before
             self._end("abort")
         except BaseException as error:

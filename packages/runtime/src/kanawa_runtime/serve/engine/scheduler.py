@@ -18,6 +18,8 @@ from kanawa_runtime.serve.engine.rows import GENERATED, LENGTH, NUM_TOKENS, PAGE
 from kanawa_runtime.serve.engine.sequence import Sequence
 from kanawa_runtime.serve.engine.shapes import Shapes, smallest_holding
 
+#: How long after a request another one of its client is reckoned with.
+_RECENT_SECONDS = 10.0
 #: Returns guesses of the tokens that follow a sequence, at most so many.
 Guess = Callable[[Sequence, int], list[int]]
 
@@ -62,9 +64,12 @@ class Scheduler:
     def __init__(
         self, *, max_sequences: int, max_length: int, page_size: int, pool: PagePool, budget: int, chunk: int,
         fused_steps: int, prefill_sizes: tuple[int, ...], reuses_prefixes: bool, has_pages: bool,
-        guess: Guess | None = None, in_tiles: bool = False,
+        guess: Guess | None = None, in_tiles: bool = False, short_budget: int | None = None,
     ) -> None:  # fmt: skip
-        """With `in_tiles`, several chunks of one prompt may be rows of one program."""
+        """With `in_tiles`, several chunks of one prompt may be rows of one program.
+
+        `short_budget` are the tokens of prompts in a step while one client floods the engine.
+        """
         self.pool, self.page_size = pool, page_size
         self.running: list[Sequence] = []
         #: Pages that outlive their sequence, by its request's id.
@@ -76,14 +81,16 @@ class Scheduler:
         #: How many sequences each client has here.
         self._clients: collections.Counter[str] = collections.Counter()
         self._weights: dict[str, int] = {}
+        #: When each client last sent a request, of time.monotonic.
+        self._last_sent: dict[str, float] = {}
         #: When each of them was last admitted, by count.
         self._turns: dict[str, int] = {}
         self._admissions = 0
         self._slots = list(range(max_sequences - 1, -1, -1))
         self._max_length, self._budget, self._chunk = max_length, budget, chunk
-        self._fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
+        self.fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
-        self._guess, self._in_tiles = guess, in_tiles
+        self._guess, self._in_tiles, self._short_budget = guess, in_tiles, short_budget or budget
         self.width = -(-max_length // page_size) if has_pages else 1
         # A line a slot, always current, so that a step's rows are one copy out of it. The last is for padding rows.
         self.table = np.zeros((max_sequences + 1, PAGES + self.width), np.int32)
@@ -97,6 +104,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence."""
         self._clients[sequence.request.client] += 1
+        self._last_sent[sequence.request.client] = time.monotonic()
         self._weights[sequence.request.client] = sequence.request.weight
         heapq.heappush(self._waiting, (sequence.order, sequence))
 
@@ -133,7 +141,8 @@ class Scheduler:
             return batch
         # A sequence that waits for a slot waits until another ends, so fused steps delay none.
         alone = not (self._waiting and self._slots) and all(s.is_prefilled and not s.flags for s in self.running)
-        batch.steps = self._fused_steps if alone else 1
+        flooded = self._is_flooded()
+        batch.steps = self.fused_steps if alone and not flooded else 1
         for sequence in list(self.running):
             if sequence.slot < 0 or not sequence.is_prefilled or (sequence.needs_last_token and sequence.pending):
                 continue
@@ -149,8 +158,21 @@ class Scheduler:
                 batch.decode.append((sequence, count))
         if not batch.is_starved:
             spent = len(batch.decode) + sum(1 + len(guesses) for _, guesses in batch.verify)
-            self._schedule_prompts(batch, self._budget - spent)
+            budget = self._budget - spent
+            self._schedule_prompts(batch, min(budget, self._short_budget) if flooded else budget)
         return batch
+
+    def _is_flooded(self) -> bool:
+        """Returns whether one client has most of all sequences, and others may send one soon: steps are short then.
+
+        What such a client sends never ends, and the next request of another waits for the step that runs.
+        """
+        total = self._clients.total()
+        if not total or 2 * max(self._clients.values()) < total or not self._waiting:
+            return False
+        since = time.monotonic() - _RECENT_SECONDS
+        self._last_sent = {client: at for client, at in self._last_sent.items() if at > since}
+        return len(self._last_sent) > 1
 
     def _next_waiting(self, barred: Collection[str] = ()) -> Sequence | None:
         """Returns which sequence is admitted next: of several clients that of the one with the fewest running.
