@@ -73,7 +73,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("plugin",),
     ),
     "runtime": (
-        ("_version", "exit_codes", "faults"),
+        ("_version", "child_process", "exit_codes", "faults"),
         ("storage",),
         ("compile_cache",),
         ("process",),

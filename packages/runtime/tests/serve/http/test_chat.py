@@ -245,7 +245,7 @@ def test_a_template_sees_no_key_of_the_server(monkeypatch):
     monkeypatch.setenv("KANAWA_API_KEYS", "a-secret")
     processes = TemplateProcesses()
     processes.render("", {}, seconds=40.0)
-    (process,) = processes._idle
+    (process,) = processes._processes._idle
     environment = Path(f"/proc/{process.pid}/environ")
     assert not environment.exists() or b"a-secret" not in environment.read_bytes()
     processes.close()

@@ -9,6 +9,8 @@ import time
 
 import pytest
 from kanawa_runtime.serve.http.access import Keys
+from kanawa_runtime.serve.http.errors import ApiError
+from kanawa_runtime.serve.http.exchange import body_json
 from kanawa_runtime.serve.http.service import Compilers
 from kanawa_runtime.serve.http.shares import FairPool, Shares, network_of
 
@@ -79,6 +81,15 @@ def test_a_flood_of_one_key_leaves_another_its_answers():
         for thread in threads:
             thread.join(60)
         assert running.server.service.answers._total == 0
+
+
+def test_a_refused_connection_that_asks_again_at_once_waits_a_moment():
+    with running_server(ScriptedEngine(max_queued=0)) as running:
+        began = time.monotonic()
+        for _ in range(4):
+            assert running.post("/v1/completions", {"prompt": "a"}).status_code == 429
+        assert time.monotonic() - began >= 3 * 0.05
+        assert raw(running, HEALTH).startswith(b"HTTP/1.1 200")
 
 
 def test_one_address_leaves_connections_to_others():
@@ -163,11 +174,14 @@ def test_bodies_of_millions_of_ids_delay_no_small_request():
 
 @pytest.mark.parametrize("held", [[[]] * 200_000, {str(n): 1 for n in range(200_000)}])
 def test_lists_objects_and_fields_of_a_body_are_counted_before_it_is_read(server, held, monkeypatch):
+    body, text = {"prompt": "a", "metadata": held}, "more than 100,000 lists, objects and fields"
+    answer = server.post("/v1/completions", body)
+    assert (answer.status_code, text in answer.json()["error"]["message"]) == (400, True)
     read = []
     monkeypatch.setattr("kanawa_runtime.serve.http.exchange.parsed_json", lambda *of, **named: read.append(of))
-    answer = server.post("/v1/completions", {"prompt": "a", "metadata": held})
-    assert (answer.status_code, read) == (400, [])
-    assert "more than 100,000 lists, objects and fields" in answer.json()["error"]["message"]
+    with pytest.raises(ApiError, match=text):
+        body_json(json.dumps(body).encode())
+    assert read == []
 
 
 def test_marks_within_texts_are_not_counted(server):

@@ -3,28 +3,19 @@
 Run as a module it is such a process: it renders what comes on its input until that ends.
 """
 
-import contextlib
 import datetime
 import functools
 import json
-import os
 import secrets
-import select
-import struct
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from kanawa_runtime.child_process import ChildProcesses, answer_messages
 
 #: The longest text of a template; the request itself is limited before.
 MAX_CHARACTERS = 64 * 2**20
 _MAX_MEMORY_BYTES = 2**30
 _MAX_ANSWER_BYTES = 12 * MAX_CHARACTERS
-_LENGTH = struct.Struct("!Q")
-#: Nothing else of the environment is passed on: keys are there.
-_PASSED = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
 class TemplateError(Exception):
@@ -39,11 +30,10 @@ class MarkedText(NamedTuple):
 
 
 class TemplateProcesses:
-    """Renders in as many processes as threads ask at once; they are started as they are needed, and used again."""
+    """Renders in as many processes as threads ask at once."""
 
     def __init__(self) -> None:
-        self._idle: list[subprocess.Popen[bytes]] = []
-        self._lock = threading.Lock()
+        self._processes = ChildProcesses(__name__)
 
     def render(self, source: str, variables: Mapping[str, Any] | None, *, seconds: float) -> str:
         """Returns a template's text; "" without variables, where it is only read. Raises TemplateError."""
@@ -62,20 +52,13 @@ class TemplateProcesses:
     def _answers(
         self, source: str, variables: Sequence[Mapping[str, Any] | None], seconds: float, day: str | None = None
     ) -> list[Any]:
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
-        process = process or _started()
-        asked = {"source": source, "variables": list(variables), "day": day}
+        asked = json.dumps({"source": source, "variables": list(variables), "day": day}).encode()
         try:
-            content = _asked(process, json.dumps(asked).encode(), seconds)
+            content = self._processes.ask(asked, seconds=seconds, most_bytes=_MAX_ANSWER_BYTES)
         except (OSError, EOFError) as error:
-            process.kill()
-            process.communicate()
             limit = f"{seconds:g} s or {_MAX_MEMORY_BYTES // 2**20:,} MiB of memory"
             message = f"it took more than {limit}, and was ended"
             raise TemplateError(message) from error
-        with self._lock:
-            self._idle.append(process)
         answers: list[Any] = json.loads(content)
         for answer in answers:
             if "error" in answer:
@@ -84,41 +67,7 @@ class TemplateProcesses:
 
     def close(self) -> None:
         """Ends the processes that render nothing."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for process in idle:
-            process.kill()
-            process.communicate()
-
-    def __del__(self) -> None:
-        """Ends them with their owner."""
-        self.close()
-
-
-def _started() -> subprocess.Popen[bytes]:
-    environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    command = [sys.executable, "-P", "-m", __name__]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-
-
-def _asked(process: subprocess.Popen[bytes], content: bytes, seconds: float) -> bytes:
-    """Returns a process's answer; raises EOFError where it ends, TimeoutError where it takes too long."""
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(_LENGTH.pack(len(content)) + content)
-    process.stdin.flush()
-    answer, wanted, until = bytearray(), _LENGTH.size, time.monotonic() + seconds
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    while len(answer) < wanted:
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            raise TimeoutError
-        piece = os.read(process.stdout.fileno(), 2**20)
-        if not piece:
-            raise EOFError
-        answer += piece
-        if wanted == _LENGTH.size and len(answer) >= wanted:
-            wanted += min(_LENGTH.unpack_from(answer)[0], _MAX_ANSWER_BYTES)
-    return bytes(answer[_LENGTH.size :])
+        self._processes.close()
 
 
 class _RefusedError(Exception):
@@ -223,21 +172,18 @@ def _rendered(
     return {"text": text, "spans": marked.spans}
 
 
-def main(asked: IO[bytes], answers: IO[bytes]) -> None:
+def main() -> None:
     """Renders templates until the input ends."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system has such limits
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
     plain, framed = _Renderer(marks=False), _Renderer(marks=True)
-    while len(head := asked.read(_LENGTH.size)) == _LENGTH.size:
-        content = json.loads(asked.read(_LENGTH.unpack(head)[0]))
+
+    def answer(asked: bytes) -> bytes:
+        content = json.loads(asked)
         source, day = content["source"], content["day"]
         made = [_rendered(plain, framed, source, variables, day) for variables in content["variables"]]
-        answer = json.dumps(made).encode()
-        answers.write(_LENGTH.pack(len(answer)) + answer)
-        answers.flush()
+        return json.dumps(made).encode()
+
+    answer_messages(answer, _MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.buffer)
+    main()

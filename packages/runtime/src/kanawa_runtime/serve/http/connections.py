@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kanawa_runtime.serve.http.config import ServerConfig
-from kanawa_runtime.serve.http.exchange import CUT_OFF
+from kanawa_runtime.serve.http.exchange import CUT_OFF, SLOW_DOWN
 from kanawa_runtime.serve.http.shares import Shares, network_of
 
 #: More than any client sends; without a bound, headers that never end would fill the memory.
@@ -17,6 +17,8 @@ _LONG_HEADERS = f"its headers have more than {_MAX_HEADER_BYTES} bytes"
 #: Requests sent ahead of an answer, and bytes of the last one: each takes memory until its turn comes.
 _MAX_AHEAD = 16
 _MAX_AHEAD_BYTES = 64 * 1024
+#: How long a refused connection isn't read, and how much longer for each of its address; Retry-After says longer.
+_SLOW_SECONDS, _SLOW_SECONDS_EACH, _MOST_SLOW_SECONDS = 0.05, 0.001, 1.0
 #: What a client has to read of an answer in `write_seconds`.
 _MIN_TAKEN_BYTES = 16 * 1024
 _FULL = (
@@ -104,7 +106,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begins a request, or queues it until the one before it is answered."""
         self._have_headers()
-        self.scope["extensions"] = {CUT_OFF: self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {CUT_OFF: self.transport.abort, SLOW_DOWN: self._slow_down}  # type: ignore[dict-item]
         super().on_headers_complete()
         self._unanswered = (*(one for one in self._unanswered if not one.response_complete), self.cycle)
         if self.scope["http_version"] == "1.0":
@@ -150,6 +152,19 @@ class LimitedProtocol(HttpToolsProtocol):
             self._complaint = f"it sends more than {_MAX_AHEAD} requests, or a long one, ahead of an answer"
             # Only an error makes the parser leave the rest of what came alone.
             raise ValueError(self._complaint)
+
+    def _slow_down(self) -> None:
+        """Reads nothing for a moment after a refusal, longer the more connections the address has.
+
+        Hundreds of connections that ask again at once would take all of the loop's time by being refused.
+        """
+        held = self.shares.held(self._address or "")
+        self.flow.pause_reading()
+        self.loop.call_later(min(_MOST_SLOW_SECONDS, _SLOW_SECONDS + _SLOW_SECONDS_EACH * held), self._go_on)
+
+    def _go_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _close(self) -> None:
         self.transport.close()

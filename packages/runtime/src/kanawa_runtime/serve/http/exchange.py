@@ -15,13 +15,15 @@ from kanawa_runtime.serve.http.shares import Shares, network_of
 
 #: The name in an ASGI scope of the function that cuts the connection off.
 CUT_OFF = "kanawa.cut_off"
+#: And of the one that lets a connection wait, which has been refused for want of room.
+SLOW_DOWN = "kanawa.slow_down"
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 #: How much of a body that is too long is still read, in body limits and in time.
 _DISCARD_FACTOR = 4
 _DISCARD_SECONDS = 3.0
 _LARGE_BODY_BYTES = 64 * 1024
 #: Lists, objects and their fields in a body, far more than any request has: each takes much longer than a number.
-_MOST_PARTS = 100_000
+MOST_PARTS = 100_000
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _SINGLE_HEADERS = (b"host", b"authorization", b"x-api-key", b"content-type")
 _SAFE = {"X-Content-Type-Options": "nosniff"}
@@ -93,17 +95,6 @@ class Exchange:
         if self.bodies is not None and self._held:
             self.bodies.give_back(self.client, self._held)
             self._held = 0
-
-    def json(self, content: bytes) -> Any:
-        """Returns the JSON that a body holds; raises ApiError 400."""
-        if _parts(content) > _MOST_PARTS and _parts(_TEXTS.sub(b"", content)) > _MOST_PARTS:
-            text = f"the body holds more than {_MOST_PARTS:,} lists, objects and fields; send fewer at once"
-            raise invalid(at="", why=text, code="invalid_json")
-        try:
-            return parsed_json(content, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            text = f"the body isn't JSON: {str(error)[:200]}"
-            raise invalid(at="", why=text, code="invalid_json") from error
 
     async def _body(self) -> bytes:
         most = self.config.max_body_bytes
@@ -200,6 +191,9 @@ class Exchange:
     async def refuse(self, error: ApiError) -> None:
         """Sends an error."""
         await self.answer(error.body(), status=error.status, headers=error.headers)
+        slow_down: Callable[[], None] | None = self.scope.get("extensions", {}).get(SLOW_DOWN)
+        if error.status == 429 and slow_down is not None:
+            slow_down()
 
     async def events(self, data: AsyncIterator[Any]) -> None:
         """Sends server-sent events, the end mark last; an error after the first one is an event too.
@@ -235,6 +229,18 @@ class Exchange:
             raise ClientGoneError from error
         except OSError as error:
             raise ClientGoneError from error
+
+
+def body_json(content: bytes) -> Any:
+    """Returns the JSON that a body holds; raises ApiError 400."""
+    if _parts(content) > MOST_PARTS and _parts(_TEXTS.sub(b"", content)) > MOST_PARTS:
+        text = f"the body holds more than {MOST_PARTS:,} lists, objects and fields; send fewer at once"
+        raise invalid(at="", why=text, code="invalid_json")
+    try:
+        return parsed_json(content, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        text = f"the body isn't JSON: {str(error)[:200]}"
+        raise invalid(at="", why=text, code="invalid_json") from error
 
 
 def _event(data: Any) -> bytes:

@@ -3,13 +3,13 @@
 import asyncio
 import base64
 import contextlib
-import functools
 import hashlib
 import logging
 import re
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from kanawa.errors import KanawaError
 
 from kanawa_runtime._version import __version__
@@ -17,6 +17,7 @@ from kanawa_runtime.runs.tokenizer_file import TokenizerError
 from kanawa_runtime.serve.http.chat_template import messages_for_template, rendered, tools_for_template
 from kanawa_runtime.serve.http.errors import ApiError, invalid, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
+from kanawa_runtime.serve.http.large_requests import LARGE
 from kanawa_runtime.serve.http.protocol import MAX_TOKENIZED, DetokenizeRequest, LoadRequest, TokenizeRequest
 from kanawa_runtime.serve.http.service import Service
 
@@ -119,10 +120,10 @@ async def answer_tokenize(service: Service, body: type[TokenizeRequest], exchang
     """Answers with the ids of a text or of a conversation."""
     request = await service.read_request(body, exchange)
     service.adapter(request.model)
-    await exchange.answer(await service.json(exchange, functools.partial(_tokenized, service, request), is_long=True))
+    await exchange.answer(await service.in_worker(exchange, _tokenized, service, request))
 
 
-def _tokenized(service: Service, request: TokenizeRequest) -> dict[str, Any]:
+def _tokenized(service: Service, request: TokenizeRequest) -> bytes:
     model = service.model
     prefix, text = request.add_special_tokens, request.prompt
     if text is None:
@@ -137,22 +138,16 @@ def _tokenized(service: Service, request: TokenizeRequest) -> dict[str, Any]:
         if len(text) > MAX_TOKENIZED:
             why = f"they have {len(text):,} characters, expected at most {MAX_TOKENIZED:,}"
             raise invalid(at="messages", why=why)
-    encoded = model.tokenizer.encode(text).tolist()
-    ids = (list(model.tokenizer.prefix_ids) if prefix or prefix is None else []) + encoded
-    made = {"count": len(ids), "max_model_len": model.engine.limits.max_length, "tokens": ids}
-    if request.return_token_strs:
-        tokens, special = model.tokenizer.tokens, model.special
-        made["token_strs"] = [special.get(i) or tokens[i].decode("utf-8", "replace") for i in ids]
-    return made
+    texts = service.large if len(text) >= LARGE else service.texts
+    return texts.tokenized(text, prefix=prefix or prefix is None, with_texts=request.return_token_strs)
 
 
 async def answer_detokenize(service: Service, body: type[DetokenizeRequest], exchange: Exchange) -> None:
     """Answers with the text of ids."""
     request = await service.read_request(body, exchange)
     service.adapter(request.model)
-    tokenizer = service.model.tokenizer
-    known = [i for i in request.tokens if i < tokenizer.vocab_size]
-    await exchange.answer(await service.json(exchange, lambda: {"prompt": tokenizer.decode(known)}, is_long=True))
+    texts = service.large if isinstance(request.tokens, np.ndarray) else service.texts
+    await exchange.answer(await service.in_worker(exchange, texts.detokenized, request.tokens))
 
 
 async def answer_tokenizer_info(service: Service, exchange: Exchange) -> None:

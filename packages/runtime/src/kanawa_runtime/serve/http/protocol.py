@@ -1,7 +1,9 @@
 """Requests as OpenAI and vLLM define their JSON: pydantic models, over which `*_request` lay a server's own limits."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -378,6 +380,20 @@ def detokenize_request(limits: EngineLimits) -> type[DetokenizeRequest]:
     return create_model("DetokenizeRequest", __base__=DetokenizeRequest, **fields)
 
 
+#: The requests that a server lays its limits over, each with how.
+LIMITED: dict[type[Fields], Callable[[EngineLimits, ServerConfig], type[Fields]]] = {
+    CompletionRequest: completion_request,
+    ChatRequest: chat_request,
+    TokenizeRequest: lambda _, config: tokenize_request(config),
+    DetokenizeRequest: lambda limits, _: detokenize_request(limits),
+}
+
+
+def limited_request(kind: str, limits: EngineLimits, config: ServerConfig) -> type[Fields]:
+    """Returns the body of a kind of request, by its name in `LIMITED`, with a server's limits."""
+    return next(made(limits, config) for one, made in LIMITED.items() if one.__name__ == kind)
+
+
 def _text_limits(limits: EngineLimits, config: ServerConfig) -> dict[str, Any]:
     stops = Annotated[list[_StopString], Field(fail_fast=True, max_length=config.max_stop_strings)]
     stop = Annotated[
@@ -412,6 +428,8 @@ def _tools(config: ServerConfig) -> Any:
 def _kind_of_prompt(value: Any) -> str | None:
     if isinstance(value, str):
         return "(text)"
+    if isinstance(value, np.ndarray):
+        return "(ids)"
     if not isinstance(value, list):
         return None
     return "(ids)" if value and isinstance(value[0], int) else "(several)"

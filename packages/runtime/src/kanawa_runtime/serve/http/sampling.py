@@ -1,14 +1,16 @@
 """From a request's fields to the engine's: prompts as ids, and how tokens are drawn."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
 from kanawa_runtime.serve.engine.request import EngineLimits, Grammar, SamplingParams
-from kanawa_runtime.serve.growing_text import prompt_ids
 from kanawa_runtime.serve.http.errors import ApiError, invalid
+from kanawa_runtime.serve.http.large_requests import LARGE
 from kanawa_runtime.serve.http.protocol import TextRequest
 from kanawa_runtime.serve.http.validation import TOO_LONG, too_long_prompt
 
@@ -25,8 +27,12 @@ class PromptReader:
 
     tokenizer: Tokenizer
     limits: EngineLimits
+    #: Encodes long texts, in another process.
+    encode_large: Callable[[str], np.ndarray] | None = None
 
-    def ids(self, prompt: str | Sequence[int], *, prefix: bool, field: str, truncate: int | None = None) -> list[int]:
+    def ids(
+        self, prompt: str | Sequence[int] | np.ndarray, *, prefix: bool, field: str, truncate: int | None = None
+    ) -> list[int]:
         """Returns the ids of a prompt, with what the tokenizer begins texts with where `prefix`.
 
         `truncate` leaves the last so many of them, -1 those that fit. Raises the 400 of a prompt that is too long.
@@ -39,10 +45,16 @@ class PromptReader:
             # Of what is cut off anyway, no more is tokenized than the rest may need.
             text = prompt[-most:]
             try:
-                ids = prompt_ids(self.tokenizer, text) if prefix else self.tokenizer.encode(text).tolist()
-                ids = ids or [self.tokenizer.bos_id]
+                large = self.encode_large if len(text) >= LARGE else None
+                encode = large or self.tokenizer.encode
+                encoded: list[int] = encode(text).tolist()
+                begin = self.tokenizer.prefix_ids if prefix and encoded else ()
+                ids = [*begin, *encoded] or [self.tokenizer.bos_id]
             except TokenizerError as error:
                 raise invalid(field, f"it is empty, and {error}") from error
+        elif isinstance(prompt, np.ndarray):
+            # No longer than sequences may be: that is checked as it is read.
+            ids = prompt.tolist()
         else:
             ids = list(prompt)
         if truncate is not None:
@@ -102,11 +114,11 @@ class SamplingReader:
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
             repetition_penalty=chosen.get("repetition_penalty", 1.0),
-            stop_token_ids=tuple(dict.fromkeys(stop_ids + request.stop_token_ids)),
+            stop_token_ids=tuple(dict.fromkeys([*stop_ids, *_as_tuple(request.stop_token_ids)])),
             logprobs=logprobs,
             prompt_logprobs=request.prompt_logprobs,
             logit_bias=self._biases(request.logit_bias),
-            allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+            allowed_token_ids=None if request.allowed_token_ids is None else _as_tuple(request.allowed_token_ids),
             bad_words=self._bad_words(request.bad_words),
             grammar=grammar,
         )
@@ -130,6 +142,10 @@ class SamplingReader:
                 if ids:
                     sequences.append(ids)
         return tuple(dict.fromkeys(sequences))
+
+
+def _as_tuple(ids: Sequence[int] | np.ndarray) -> tuple[int, ...]:
+    return tuple(ids.tolist() if isinstance(ids, np.ndarray) else ids)
 
 
 def sampling_of_choice(sampling: SamplingParams, index: int) -> SamplingParams:

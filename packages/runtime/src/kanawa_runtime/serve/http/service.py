@@ -19,12 +19,14 @@ from kanawa_runtime.serve.engine.request import Grammar, OnOutput, Output, Reque
 from kanawa_runtime.serve.http.access import Hosts, Keys
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.errors import ApiError, invalid, refused_by_engine, shown, unavailable, unprocessable
-from kanawa_runtime.serve.http.exchange import Exchange, json_bytes
+from kanawa_runtime.serve.http.exchange import Exchange, body_json, json_bytes
+from kanawa_runtime.serve.http.large_requests import LARGE, LargeRequests
 from kanawa_runtime.serve.http.metrics import Metrics
 from kanawa_runtime.serve.http.protocol import Structure
 from kanawa_runtime.serve.http.sampling import PromptReader, SamplingReader
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.http.shares import FairPool, Shares
+from kanawa_runtime.serve.http.tokens import TokenTexts
 from kanawa_runtime.serve.http.validation import bad_request
 
 logger = logging.getLogger(__name__)
@@ -142,7 +144,9 @@ class Service:
         self.metrics = Metrics(model.name, model.engine)
         self.handover = Handover(asyncio.get_running_loop())
         limits = model.engine.limits
-        self.prompts = PromptReader(model.tokenizer, limits)
+        self.texts = TokenTexts(model.tokenizer, model.special, limits.max_length)
+        self.large = LargeRequests(self.texts, limits, config)
+        self.prompts = PromptReader(model.tokenizer, limits, self.large.encode)
         self.sampling = SamplingReader(model.tokenizer, limits, model.defaults)
         places = limits.max_sequences + limits.max_queued
         #: Requests under way, and the answers that they ask for, by client.
@@ -200,15 +204,19 @@ class Service:
                     raise
                 raise refusal from error
 
+        is_apart = len(content) >= LARGE and self.large.reads(body)
+
         def parsed() -> Body:
+            if is_apart:
+                return self.large.read(body, content)
             try:
-                return body.model_validate(exchange.json(content))
+                return body.model_validate(body_json(content))
             except ValidationError as error:
                 raise bad_request(error, body) from error
 
-        # Millions of ids take a while, in which the loop would send no tokens.
+        pool = self._large if is_apart else self._readers
         try:
-            return await self._readers.run(exchange.client, parsed) if exchange.is_large else parsed()
+            return await pool.run(exchange.client, parsed) if exchange.is_large else parsed()
         finally:
             exchange.release_body()
 
@@ -273,6 +281,7 @@ class Service:
         self._workers.close()
         self._readers.close()
         self._large.close()
+        self.large.close()
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -46,6 +46,10 @@ class Shares:
         """Places that nobody has."""
         return self.places - self._total
 
+    def held(self, client: str) -> int:
+        """Returns how many a client has."""
+        return self._held[client]
+
     def has_room(self, client: str, count: int = 1) -> bool:
         """Returns whether a client may take so many places."""
         before = self._held[client] + count - 1

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from kanawa.errors import did_you_mean
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, core_schema
@@ -74,7 +75,8 @@ class Length:
 class TokenIds:
     """A list of token ids: its length is checked first, and all ids in one pass. Pydantic would look at each in turn.
 
-    A prompt that truncate_prompt_tokens cuts, a field before it, is cut to `longest` before its ids are checked.
+    A prompt that truncate_prompt_tokens cuts, a field before it, is cut to `longest` before its ids are checked. An
+    array of integers, as `large_requests` makes of long lists, stays one.
     """
 
     vocab_size: int
@@ -92,8 +94,8 @@ class TokenIds:
         bounds = {} if self.is_prompt else {"maxItems": self.longest}
         return {"type": "array", "items": items, "minItems": self.shortest, **bounds}
 
-    def _check(self, value: Any, info: core_schema.ValidationInfo) -> list[int]:
-        if not isinstance(value, list):
+    def _check(self, value: Any, info: core_schema.ValidationInfo) -> list[int] | np.ndarray:
+        if not isinstance(value, list | np.ndarray):
             error, text = "list_type", "Input should be a valid list"
             raise PydanticCustomError(error, text)
         start = 0
@@ -107,7 +109,13 @@ class TokenIds:
             start = len(value) - self.longest
         elif len(value) < self.shortest:
             raise wrong_field(at="", why=f"List should have at least {self.shortest} item, not {len(value)}")
-        ids: list[int] = value[start:]
+        ids: list[int] | np.ndarray = value[start:]
+        if isinstance(ids, np.ndarray):
+            in_range = (ids >= 0) & (ids < self.vocab_size)
+            if in_range.all():
+                return ids
+            place = int(in_range.argmin())
+            raise wrong_field(start + place, self._complaint(int(ids[place])))
         if set(map(type, ids)) <= {int} and (not ids or 0 <= min(ids) <= max(ids) < self.vocab_size):
             return ids
         place = next(i for i, token in enumerate(ids) if type(token) is not int or not 0 <= token < self.vocab_size)
@@ -131,7 +139,7 @@ def too_long_prompt(has: str, longest: int) -> str:
 
 def by_type(expected: str) -> Discriminator:
     """Returns the discriminator of a union by JSON types: tags (text), (list) and (object)."""
-    tags: dict[type, str] = {str: "(text)", list: "(list)", dict: "(object)"}
+    tags: dict[type, str] = {str: "(text)", list: "(list)", np.ndarray: "(list)", dict: "(object)"}
     text = f"Input should be {expected}"
     return Discriminator(lambda value: tags.get(type(value)), custom_error_type="kind", custom_error_message=text)
 

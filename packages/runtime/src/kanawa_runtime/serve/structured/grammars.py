@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from kanawa.errors import UsageError, did_you_mean
 
-from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.engine.request import RequestError
 from kanawa_runtime.serve.structured.vocabulary import library, llguidance_tokenizer
 
 if TYPE_CHECKING:
     import llguidance
+
+    from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 
 
 class MatchError(UsageError):
@@ -75,7 +76,7 @@ _BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
 class Grammars:
     """Compiles definitions for one tokenizer and one model's vocabulary; every method may be called from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...] | None = None) -> None:
+    def __init__(self, tokenizer: "Tokenizer", vocab_size: int, stop_ids: tuple[int, ...] | None = None) -> None:
         """`stop_ids` end an output; None: the tokenizer's own. Raises UsageError without llguidance, or a stop id."""
         self._vocab_size = vocab_size
         self._words = llguidance_tokenizer(tokenizer, vocab_size, tokenizer.stop_ids if stop_ids is None else stop_ids)

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports JAX, and the kinds of structures are read without
     import llguidance
+
+    from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 
 
 class _Words:
@@ -15,7 +15,7 @@ class _Words:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...]) -> None:
+    def __init__(self, tokenizer: "Tokenizer", vocab_size: int, stop_ids: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
         names = dict(tokenizer.special_names)
         # A stop id without a name of its own gets one: the library knows no nameless special tokens.
@@ -35,7 +35,7 @@ class _Words:
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Returns the ids of a text in the middle of an output; where only one text may follow, those are its mask."""
-        wanted = as_bytes(text)
+        wanted = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
         # Some tokenizers put a space before every text: an odd character takes it, and is cut off with it.
         for before in (b"", b"\x02"):
             ids = [int(i) for i in self._tokenizer.encode(before + wanted)]
@@ -67,7 +67,9 @@ def library() -> Any:
     return llguidance
 
 
-def llguidance_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...]) -> "llguidance.LLTokenizer":
+def llguidance_tokenizer(
+    tokenizer: "Tokenizer", vocab_size: int, stop_ids: tuple[int, ...]
+) -> "llguidance.LLTokenizer":
     """Returns what llguidance makes masks of `vocab_size` bits with; `stop_ids` may follow a complete output.
 
     Raises UsageError without any stop id that the model can draw: an output could never end.
