@@ -5,6 +5,7 @@ import sys
 from loc_complexity.controls import CONTROLS
 from loc_complexity.measure import everything
 from loc_complexity.ours import Ours
+from loc_complexity.shipped import shipped_table
 
 
 def table() -> str:
@@ -22,4 +23,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table() + "\n")
+    sys.stdout.write(table() + "\n\n" + shipped_table() + "\n")

@@ -33,6 +33,7 @@ from loc_complexity.install import install  # noqa: E402
 from loc_complexity.losses import losses  # noqa: E402
 from loc_complexity.measure import measured  # noqa: E402
 from loc_complexity.ours import EVERYWHERE, Ours  # noqa: E402
+from loc_complexity.shipped import SHIPPED, shipped  # noqa: E402
 from loc_complexity.statements import changed, statements  # noqa: E402
 from loc_complexity.zoo import MODELS  # noqa: E402
 
@@ -112,6 +113,13 @@ def test_a_subclass_for_each_pair_is_seen_although_its_files_are_new():
 
 def test_a_shared_branch_for_each_variant_is_seen():
     assert measured(FlagPerVariant(), FEATURES[0]).spread.per_variant == 2
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_feature_is_known_to_its_own_file_alone(name):
+    found = shipped(SHIPPED[name])
+    assert found.importers == ()
+    assert 1 <= found.entry_points <= 5
 
 
 # --- the instrument ----------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ QUICK = ("deepseek_v3", "llama3", "mamba2", "recurrent_gemma", "t5")
 #: What each modifier is called with, if not with nothing: where a family has one value already, the other changes it.
 CALLS = {
     "mixer": [":kind=gated-delta-net", ":kind=lstm"],
+    "sparse-attention": [":top_k=3,rope_dim=16,head_dim=16"],
+    "hyper-connections": [":streams=2"],
     "norm": [":kind=layer-norm", ":kind=l2-norm"],
     "dot-product": [":kind=sigmoid-dot-product"],
     "activation": [":name=sigmoid"],

@@ -13,6 +13,7 @@ from kanawa_layers.modifiers.by_name import Mixer
 from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.recurrent.gated_delta_net import GatedDeltaNet
 from kanawa_layers.recurrent.griffin import GriffinRecurrence
+from kanawa_layers.recurrent.kimi_delta import KimiDeltaAttention
 from kanawa_layers.recurrent.lstm import LSTM
 from kanawa_layers.recurrent.mamba2 import Mamba2
 from kanawa_layers.recurrent.rattention import RAttention
@@ -33,6 +34,11 @@ class TestMamba2(_Mixer):
 class TestGatedDeltaNet(_Mixer):
     def config(self) -> kn.Config:
         return GatedDeltaNet.Config(input_dim=16, num_heads=4, num_key_heads=2, value_dim=8)
+
+
+class TestKimiDeltaAttention(_Mixer):
+    def config(self) -> kn.Config:
+        return KimiDeltaAttention.Config(input_dim=16, num_heads=2, value_dim=6)
 
 
 class TestGriffinRecurrence(_Mixer):

@@ -10,6 +10,7 @@ from kanawa.contracts import Sequences
 from kanawa.errors import ModuleError
 from kanawa_layers.recurrent.gated_delta_net import GatedDeltaNet
 from kanawa_layers.recurrent.griffin import GriffinRecurrence
+from kanawa_layers.recurrent.kimi_delta import KimiDeltaAttention, channel_delta
 from kanawa_layers.recurrent.lstm import LSTM
 from kanawa_layers.recurrent.mamba2 import Mamba2
 from kanawa_layers.recurrent.rattention import RAttention
@@ -17,6 +18,7 @@ from kanawa_layers.recurrent.rattention import RAttention
 MIXERS = {
     "mamba2": Mamba2.Config(num_heads=4, num_groups=2, state_dim=8, chunk_length=4),
     "gated-delta-net": GatedDeltaNet.Config(num_heads=4, num_key_heads=2, chunk_length=4),
+    "kimi-delta": KimiDeltaAttention.Config(num_heads=2, value_dim=6, chunk_length=4),
     "griffin": GriffinRecurrence.Config(num_heads=2),
     "lstm": LSTM.Config(hidden_dim=8),
     "rattention": RAttention.Config(num_heads=4, num_kv_heads=2, window=3, chunk_length=4),
@@ -115,3 +117,23 @@ def test_starts_are_found_without_positions():
     positions = jnp.concatenate([jnp.arange(4), jnp.arange(7)])[None].repeat(3, axis=0)
     with_positions, without = (bundle(X, Sequences(p, segments))[0] for p in (positions, None))
     np.testing.assert_allclose(with_positions, without, atol=1e-6)
+
+
+def test_channel_delta_is_the_recurrence_token_by_token():
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((2, 7, 2, 4)) for _ in range(2))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    v, beta = rng.standard_normal((2, 7, 2, 3)), rng.uniform(0.1, 1, (2, 7, 2))
+    decay = rng.uniform(0.0, 1, (2, 7, 2, 4)) ** 8
+    start = rng.standard_normal((2, 2, 4, 3))
+    state, expected = start.copy(), np.zeros_like(v)
+    for t in range(7):
+        for row in range(2):
+            for head in range(2):
+                key, held = k[row, t, head], decay[row, t, head][:, None] * state[row, head]
+                held = held + beta[row, t, head] * np.outer(key, v[row, t, head] - key @ held)
+                state[row, head], expected[row, t, head] = held, q[row, t, head] @ held
+    operands = (jnp.asarray(x, jnp.float32) for x in (q, k, v, np.log(decay), beta, start))
+    out, final = channel_delta(*operands, None, 3)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    np.testing.assert_allclose(final, state, atol=1e-5)
