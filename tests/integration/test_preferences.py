@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 from xla_options import xla_flags
 
@@ -10,15 +11,19 @@ os.environ["XLA_FLAGS"] = xla_flags(8)
 import kanawa as kn
 import numpy as np
 import pytest
+from kanawa.cli.main import main
 from kanawa.composition.experiment import compose
 from kanawa.errors import KanawaError
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.text_files import JsonLines
+from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.rollouts.reward_model import RewardModel
+from kanawa_runtime.rollouts.rewards import Rollout
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.train.loop import Loop
@@ -88,6 +93,26 @@ def test_margins_rise(folder, tmp_path, modify, data):
 def test_a_reward_model_learns_which_is_better_and_leaves_as_a_folder(folder, tmp_path):
     events = trained(experiment(folder, ["reward-model"], steps=30), tmp_path / "run")
     assert np.mean([metric(e, "accuracy") for e in events[-3:]]) > 0.9
+    rollouts, model = [], RewardModel(str(tmp_path / "run"), ByteTokenizer.Config().build())
+    tokenizer = ByteTokenizer.Config().build()
+    for pair in [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]:
+        prompt = (tokenizer.bos_id, *tokenizer.encode(pair["prompt"]).tolist())
+        for side in ("chosen", "rejected"):
+            said = (*tokenizer.encode(pair[side]).tolist(), tokenizer.eos_id)
+            rollouts.append(Rollout(prompt_ids=prompt, completion_ids=said, answer_ids=(), finish_reason="stop"))
+    rated = model.rate(rollouts).reshape(-1, 2)
+    assert np.mean(rated[:, 0] > rated[:, 1]) > 0.9
+    np.testing.assert_allclose(model.rate(rollouts[:3]), rated.reshape(-1)[:3], rtol=1e-5)
+    grpo = f"grpo:reward_model={tmp_path / 'run'},group_size=4,new_tokens=4"
+    (event,) = trained(experiment(folder, [grpo], steps=1, **{"rollouts.logged_completions": 8}), tmp_path / "policy")
+    (shown,) = (e for e in read_events(tmp_path / "policy" / "events.jsonl") if e["event"] == "completions")
+    rewards = [row["rewards"]["reward_model"] for row in shown["rows"]]
+    assert event["reward"] == pytest.approx(np.mean(rewards), rel=1e-4) and len(set(rewards)) > 1
+    with pytest.raises(KanawaError, match=r"first holds no reward model \(it gives 264 numbers a token\)"):
+        trained(experiment(folder, [], steps=1, **{"data.corpus.field": "prompt"}), tmp_path / "first")
+        RewardModel(str(tmp_path / "first"), None).rate(rollouts[:1])
+    with pytest.raises(KanawaError, match=r"another vocabulary than the policy's"):
+        RewardModel(str(tmp_path / "run"), BytePairTokenizer.Config(vocab_size=300).build(state={"merges": []}))
     store = kn.component("model_stores", "huggingface")()
     store.save(tmp_path / "out", RunStore().load(tmp_path / "run"))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -119,33 +144,32 @@ def test_eight_devices_and_microbatches_give_the_same_losses(folder, tmp_path, m
         np.testing.assert_allclose([e["loss"] for e in other], [e["loss"] for e in plain], rtol=2e-5)
 
 
-def test_a_reference_in_columns_stands_for_a_frozen_copy(folder, tmp_path):
-    """The sums of the first parameters, written into the records, stand for the copy."""
-    start = experiment(folder, ["dpo"], steps=3)
-    model, source = (
-        start.workload().model,
-        start.config.data.clone().set(shuffle=False, epochs=1, validation_one_in=0).build(),
-    )
-    params = start.workload().init().params
-    own = {name: x for name, x in params.items() if name != "loss"}
-    records = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
-    sums = {}
-    for index in range(source.num_rows):
-        row = source.row(index)
-        batch = source.batch(**{n: None if f is None else row[n][None] for n, f in source.fields.items()})
-        full = {**own, "loss": {"reference": {"model": own}}}
-        emitted = kn.functional(model)(full, {}, batch, emit=("loss.segment_logprobs",))[1].emitted
-        for number, piece in enumerate(source.pieces(index)):
-            both = np.asarray(emitted["loss.segment_logprobs"])[0, 2 * number : 2 * number + 2]
-            sums[json.dumps(source.columns(piece.document))] = both.tolist()
-    for record in records:
-        record["ref_chosen_logps"], record["ref_rejected_logps"] = sums[json.dumps(record)]
-    (folder / "known.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    known = experiment(folder, ["dpo:reference=precomputed"], steps=3, data="known", **{"evaluation.every_steps": 100})
-    events = trained(known, tmp_path / "known")
-    assert events[0]["loss"] == pytest.approx(np.log(2), rel=1e-4)
-    assert events[-1]["loss"] != events[0]["loss"]
-    assert events[-1]["tokens"] > 8 * 4
+@pytest.mark.parametrize(("modify", "data"), [("dpo", "pairs"), ("kto", "judged")])
+def test_a_reference_that_was_written_stands_for_a_frozen_copy(folder, tmp_path, modify, data, capsys):
+    first = tmp_path / "first"
+    trained(experiment(folder, [], data=data, steps=1, **{"data.corpus.field": "prompt"}), first)
+    known = tmp_path / "known.jsonl"
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    asked = ["data", "reference", str(first), "--data", str(folder / f"{data}.jsonl"), "--modify", modify]
+    assert main([*asked, "--out", str(known), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 96
+    options = {"evaluation.every_steps": 100, "data.validation_one_in": 0, "data.shuffle": False}
+    frozen = trained(experiment(folder, [modify], steps=3, data=data, **options), tmp_path / "frozen", initial=first)
+    precomputed = experiment(tmp_path, [f"{modify}:reference=precomputed,source={first}"], 3, "known", **options)
+    events = trained(precomputed, tmp_path / "known", initial=first)
+    np.testing.assert_allclose([e["loss"] for e in events], [e["loss"] for e in frozen], rtol=1e-5)
+    records = [json.loads(line) for line in known.read_text().splitlines()]
+    other = {"prompt": "z"} if modify == "dpo" else {"completion": "zz"}
+    for change, says in (
+        (other, "the record, its template or its tokenizer isn't what"),
+        ({"ref_digest": "0123:" + records[40]["ref_digest"].partition(":")[2]}, "are of the model 0123, expected"),
+    ):
+        lines = [json.dumps(record | change if number == 40 else record) for number, record in enumerate(records)]
+        (tmp_path / "changed.jsonl").write_text("\n".join(lines))
+        changed = experiment(tmp_path, [f"{modify}:reference=precomputed,source={first}"], 3, "changed", **options)
+        source = changed.config.data.build()
+        with pytest.raises(KanawaError, match=says):
+            [source.row(index) for index in range(40)]
 
 
 def test_it_can_be_planned(folder):
