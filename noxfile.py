@@ -144,7 +144,9 @@ def run_tests(
         command += (
             "-p",
             "no:cacheprovider",
-            "--timeout=1200",
+            # By a thread, which also ends a process that waits in native code.
+            "--timeout=600",
+            "--timeout-method=thread",
             *workers,
             *arguments,
             *session.posargs,
@@ -212,7 +214,7 @@ def nightly(session: nox.Session) -> None:
     nothing_marked = 5
     session.env["KANAWA_CHANCE"] = "1"
     for folder in (*(f"packages/{package}" for package in PACKAGES), "tests/integration"):
-        run_tests(session, folder, "-m", "nightly", codes=(0, nothing_marked))
+        run_tests(session, folder, "-m", "nightly", "--timeout=1200", codes=(0, nothing_marked))
     session.notify("ray")
 
 

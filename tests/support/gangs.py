@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import tiny_lm
 from ports import free_port
 from xla_options import xla_flags
 
 #: A process that never joins is waited for five minutes by JAX, and this machine may be busy.
-ROOMY_SECONDS = 900
+ROOMY_SECONDS = 400
 
 
 def start(run: pathlib.Path, devices: int, *options: str, experiment: str = "tiny-lm") -> subprocess.Popen:
@@ -34,7 +35,9 @@ def start_gang(
 
 def finish(*processes: subprocess.Popen) -> tuple[list[int], str]:
     """Returns exit codes as a shell reports them, and what was said on the error streams."""
-    errors = [process.communicate(timeout=ROOMY_SECONDS)[1] for process in processes]
+    # All at once: a process whose pipe is full stops, and the others wait for it.
+    with ThreadPoolExecutor(len(processes)) as pool:
+        errors = list(pool.map(lambda process: process.communicate(timeout=ROOMY_SECONDS)[1], processes))
     codes = [process.returncode if process.returncode >= 0 else 128 - process.returncode for process in processes]
     return codes, "\n".join(errors)
 
