@@ -128,7 +128,8 @@ def run_tests(
     """Runs the tests of a folder from an empty one, after checking that wheels are under test."""
     root = ROOT / folder
     packages = (root.name,) if root.name in PACKAGES else PACKAGES
-    workers = ("-n", "2", "--dist=loadfile") if (os.cpu_count() or 1) > 1 else ()
+    # After a worker's crash, pytest-xdist waits for ever for the rest of that worker's file: then the run ends.
+    workers = ("-n", "2", "--dist=loadfile", "--max-worker-restart=0") if (os.cpu_count() or 1) > 1 else ()
     environment = test_environment() | (quick_flags(session) if quick else {})
     check = ("python", str(ROOT / "tests" / "installed.py"), *map(import_name, packages))
     command = (
