@@ -27,7 +27,8 @@ def idle_share(config: kn.Config, model: kn.Module, stages: int) -> float:
         return 0.0
     for _, strategy in _strategies(config):
         if strategy.replaces_stack:
-            return strategy.idle_share(stages)
+            layers = max((stack.config.num_layers for _, stack in stacks_of(model)), default=stages)
+            return strategy.idle_share(stages, layers)
     return max((stack.idle_share(stages) for _, stack in stacks_of(model)), default=0.0)
 
 

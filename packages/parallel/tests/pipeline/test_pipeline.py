@@ -1,6 +1,7 @@
 """Pipelines give the single device's loss and gradients, keep fewer inputs where they promise to, and decode."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,12 @@ def model(microbatches=4, rounds=1, num_layers=8, remat=None):
     return StackedLM.Config(stack=stack).build()
 
 
-PARAMS = kn.initialize(model(), jax.random.key(0))
+@functools.cache
+def params_of(num_layers):
+    return kn.initialize(model(num_layers=num_layers), jax.random.key(0))
+
+
+PARAMS = params_of(8)
 
 
 def batch(rows=ROWS, length=LENGTH):
@@ -49,30 +55,34 @@ def batch(rows=ROWS, length=LENGTH):
 
 
 def whole(params, rows):
+    num_layers = len(params["stack"]["layer"]["kernel"])
+
     def total(p):
-        outputs = ModelLoss(model())(p, {}, rows, jax.random.key(0))
+        outputs = ModelLoss(model(num_layers=num_layers))(p, {}, rows, jax.random.key(0))
         return outputs.total_loss(), outputs
 
     return jax.grad(total, has_aux=True)(params)
 
 
 @functools.cache
-def expected():
-    return jax.jit(whole)(PARAMS, batch())
+def expected(num_layers=8):
+    return jax.jit(whole)(params_of(num_layers), batch())
 
 
-def on_mesh(function, axes, *args):
-    mesh = DeviceMesh.Config(axes=axes).build().mesh(jax.devices())
+def on_mesh(function, axes, *args, num_layers=8):
+    # The CPU client has a thread a device, and collectives without an order can take all of them: four have some left.
+    mesh = DeviceMesh.Config(axes=axes).build().mesh(jax.devices()[: math.prod(axes.values())])
     with jax.set_mesh(mesh), use_plan(PLAN):
-        placed = jax.device_put(PARAMS, param_shardings(param_specs(model()), PLAN.param_rules, mesh))
+        specs = param_specs(model(num_layers=num_layers))
+        placed = jax.device_put(params_of(num_layers), param_shardings(specs, PLAN.param_rules, mesh))
         split = placed["stack"]["layer"]["kernel"].addressable_shards[0].data.shape[0]
-        assert split * axes["stage"] == 8
+        assert split * axes["stage"] == 8 or num_layers % axes["stage"]
         return jax.jit(function)(placed, *args)
 
 
-def check(found):
+def check(found, num_layers=8):
     grads, outputs = found
-    wanted_grads, wanted = expected()
+    wanted_grads, wanted = expected(num_layers)
     np.testing.assert_allclose(outputs.total_loss(), wanted.total_loss(), rtol=1e-5)
     assert sorted(outputs.losses) == sorted(wanted.losses)
     for path, term in wanted.losses.items():
@@ -84,15 +94,21 @@ def check(found):
 
 
 @pytest.mark.parametrize(
-    ("axes", "microbatches", "rounds"),
+    ("axes", "microbatches", "rounds", "num_layers"),
     [
-        ({"stage": 4, "fsdp": 2}, 4, 1),
-        ({"stage": 2, "fsdp": 4}, 2, 2),
-        pytest.param({"stage": 4, "fsdp": 2}, 8, 2, marks=pytest.mark.nightly),
+        ({"stage": 2, "fsdp": 2}, 4, 1, 5),
+        ({"stage": 4}, 2, 2, 7),
+        pytest.param({"stage": 4, "fsdp": 2}, 4, 1, 6, marks=pytest.mark.nightly),
+        pytest.param({"stage": 4, "fsdp": 2}, 4, 1, 8, marks=pytest.mark.nightly),
+        pytest.param({"stage": 2, "fsdp": 4}, 2, 2, 8, marks=pytest.mark.nightly),
+        pytest.param({"stage": 2, "fsdp": 4}, 2, 2, 5, marks=pytest.mark.nightly),
+        pytest.param({"stage": 4, "fsdp": 2}, 4, 2, 8, marks=pytest.mark.nightly),
+        pytest.param({"stage": 4, "fsdp": 2}, 4, 3, 10, marks=pytest.mark.nightly),
+        pytest.param({"stage": 8}, 4, 1, 3, marks=pytest.mark.nightly),
     ],
 )
-def test_stack_gives_the_single_device_loss_and_gradients(axes, microbatches, rounds):
-    loss = ModelLoss(model(microbatches, rounds, remat=FullRemat.Config()))
+def test_stack_gives_the_single_device_loss_and_gradients(axes, microbatches, rounds, num_layers):
+    loss = ModelLoss(model(microbatches, rounds, num_layers, FullRemat.Config()))
 
     def gradients(params, rows):
         def total(p):
@@ -101,17 +117,27 @@ def test_stack_gives_the_single_device_loss_and_gradients(axes, microbatches, ro
 
         return jax.grad(total, has_aux=True)(params)
 
-    check(on_mesh(gradients, axes, batch()))
+    check(on_mesh(gradients, axes, batch(), num_layers=num_layers), num_layers)
 
 
 @pytest.mark.parametrize(
-    ("axes", "microbatches"),
-    [({"stage": 4, "fsdp": 2}, 4), pytest.param({"stage": 2, "fsdp": 4}, 2, marks=pytest.mark.nightly)],
+    ("axes", "microbatches", "num_layers", "split"),
+    [
+        ({"stage": 2, "fsdp": 2}, 4, 5, True),
+        ({"stage": 4}, 4, 8, False),
+        pytest.param({"stage": 4}, 4, 6, False, marks=pytest.mark.nightly),
+        pytest.param({"stage": 4}, 2, 7, True, marks=pytest.mark.nightly),
+        pytest.param({"stage": 2}, 8, 3, True, marks=pytest.mark.nightly),
+        pytest.param({"stage": 2, "fsdp": 2}, 2, 8, False, marks=pytest.mark.nightly),
+    ],
 )
-def test_1f1b_gives_the_single_device_loss_and_gradients(axes, microbatches):
-    strategy = OneForwardOneBackward.Config(microbatches=microbatches).build()
-    loss = ModelLoss(model(microbatches))
-    check(on_mesh(lambda p, b: strategy.gradients(loss, p, {}, b, jax.random.key(0)), axes, batch()))
+def test_early_backwards_give_the_single_device_loss_and_gradients(axes, microbatches, num_layers, split):
+    strategy = OneForwardOneBackward.Config(microbatches=microbatches, split=split).build()
+    loss = ModelLoss(model(microbatches, num_layers=num_layers))
+    found = on_mesh(
+        lambda p, b: strategy.gradients(loss, p, {}, b, jax.random.key(0)), axes, batch(), num_layers=num_layers
+    )
+    check(found, num_layers)
 
 
 @pytest.mark.nightly
@@ -166,10 +192,19 @@ def test_decoding_through_stages_equals_one_device():
     np.testing.assert_allclose(found, jax.jit(decode)(PARAMS), rtol=1e-5, atol=1e-5)
 
 
-def test_layers_and_microbatches_that_do_not_fit_are_named_together():
-    uneven = model(microbatches=2, rounds=3, num_layers=8)
-    with pytest.raises(ShardingError, match=r"num_layers \(8\) is not a multiple of stages x rounds \(4 x 3\); microb"):
-        on_mesh(lambda p, b: ModelLoss(uneven)(p, {}, b, jax.random.key(0)), {"stage": 4, "fsdp": 2}, batch())
+def test_microbatches_that_do_not_fit_and_uneven_decoding_are_refused():
+    uneven = model(num_layers=6)
+    ids = jnp.zeros((2, 5), jnp.int32)
+
+    def decode(params):
+        caches = {n: jnp.zeros(s.shape) for n, s in uneven.cache_spec(2, 8, "float32").items()}
+        return kn.functional(uneven, "decode")(params, {}, ids, Sequences(lengths=jnp.int32(0)), caches)
+
+    with pytest.raises(ShardingError, match=r"num_layers \(6\) is not a multiple of the 4 stages.*decode with another"):
+        on_mesh(decode, {"stage": 4, "fsdp": 2}, num_layers=6)
+    alone = ModelLoss(model(8, rounds=2))
+    with pytest.raises(ShardingError, match="microbatches of one row aren't split over fsdp=2; choose less than 8 mic"):
+        on_mesh(lambda p, b: alone(p, {}, b, jax.random.key(0)), {"stage": 4, "fsdp": 2}, batch())
     with pytest.raises(ShardingError, match="a batch of 8 rows can't be cut into 3 equal microbatches"):
         on_mesh(lambda p, b: ModelLoss(model(3))(p, {}, b, jax.random.key(0)), {"stage": 4, "fsdp": 2}, batch())
 

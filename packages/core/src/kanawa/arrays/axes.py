@@ -28,5 +28,5 @@ LogicalAxes = tuple[str | None, ...]
 #: Mesh axes in the order that puts the slowest links first.
 MESH_AXES = ("stage", "replica", "data", "fsdp", "expert", "context", "tensor")
 
-#: Of these, what splits parameters for storage alone: each is gathered before it is used.
-STORAGE_AXES = frozenset({"fsdp"})
+#: Of these, what splits parameters for storage alone: each is gathered before it is used, or moved to its stage.
+STORAGE_AXES = frozenset({"fsdp", "stage"})

@@ -42,6 +42,13 @@ def one_forward_one_backward(microbatches: int, rounds: int) -> PipelineParts:
     return PipelineParts(stack, OneForwardOneBackward.Config(microbatches=microbatches))
 
 
+def zero_bubble(microbatches: int, rounds: int) -> PipelineParts:
+    """As 1f1b, with the gradients of weights taken later, in ticks in which no stage waits."""
+    _once("zero-bubble", rounds)
+    stack = PipelinedStack.Config(microbatches=microbatches)
+    return PipelineParts(stack, OneForwardOneBackward.Config(microbatches=microbatches, split=True))
+
+
 def _once(name: str, rounds: int) -> None:
     if rounds > 1:
         message = f"{rounds} rounds need schedule=interleaved, and schedule is {name}, which goes around once"
@@ -51,8 +58,8 @@ def _once(name: str, rounds: int) -> None:
 class PipelineModifier(kn.Modifier):
     """Replaces every stack by a pipelined one and adds the strategy that puts layers on stages.
 
-    `schedule` is gpipe, interleaved, 1f1b or another of `kanawa list pipelines`. Stages idle (S - 1) / (M + S - 1) of
-    the time: four microbatches a stage keep that under a fifth.
+    `schedule` is gpipe, interleaved, 1f1b, zero-bubble or another of `kanawa list pipelines`. Stages idle
+    (S - 1) / (M + S - 1) of the time: four microbatches a stage keep that under a fifth.
     """
 
     class Config(kn.Modifier.Config):

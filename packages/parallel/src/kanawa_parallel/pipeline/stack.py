@@ -2,25 +2,36 @@
 
 Stages are a leading, sharded dimension of parameters and activations: every stage runs the same program (`vmap` over
 that dimension), and rolling the activations along it is what sends them on. So all other axes stay with the compiler,
-and any other strategy composes. Legend: S stages, M microbatches, R rounds, k layers of a stage in one round.
+and any other strategy composes. Legend: S stages, M microbatches, R rounds, k places for layers of a stage in one
+round.
 """
 
+import contextlib
+import dataclasses
+import functools
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 from kanawa.arrays.constrain import auto_mesh_shape
-from kanawa.arrays.plan import current_plan
-from kanawa.arrays.rules import assign
+from kanawa.arrays.plan import current_plan, use_plan
+from kanawa.arrays.rules import Rules, assign, assign_param, partition
+from kanawa.arrays.spec import ParamSpec
+from kanawa.arrays.tree import flatten_paths, map_paths
 from kanawa.contracts import Block, RematPolicy, Sequences, Stack
 from kanawa.errors import ShardingError
-from kanawa.module import Outputs
+from kanawa.module import Loss, Outputs, param_specs
 from kanawa.module.context import current_context
 from kanawa.module.detached import run_detached
+
+from kanawa_parallel.pipeline.places import Places
+from kanawa_parallel.pipeline.timetable import Circles, idle_fraction
 
 _LAYER = "layer"
 
@@ -30,7 +41,9 @@ class PipelinedStack(Stack):
 
     A batch passes in `microbatches` parts, each `rounds` times around the stages: one round is GPipe, more are the
     interleaved schedule (a stage then holds every S-th run of layers; parameters are stored in layer order, so each
-    step first moves them between stages). Caches are stacked too and stay on their stage.
+    step first moves them between stages). Any number of layers is spread as evenly as it can be; where that leaves
+    places empty, parameters are stored in S parts of another dimension, and each step moves them to their stages.
+    Caches are stacked too and stay on their stage.
     """
 
     layer: Block
@@ -59,35 +72,49 @@ class PipelinedStack(Stack):
         if caches is not None:
             return self._cached(x, sequences, caches, stages)
         if stages == 1:
-            return self.stage(x, sequences, jnp.int32(0)), None
+            x, _, outputs = self._run(x, sequences, jnp.arange(self.config.num_layers), None)
+            current_context().collector.absorb(outputs.reduce_leading())
+            return x, None
         return self._pipelined(x, sequences, stages, axes), None
 
-    def stage(self, x: Float[Array, "B T E"], sequences: Sequences, first: jax.Array) -> Float[Array, "B T E"]:
-        """Returns the stream after those layers whose parameters the context holds; `first` is their global index."""
-        y: jax.Array = self._run(x, sequences, first, None)[0]
+    def stage(
+        self, x: Float[Array, "B T E"], sequences: Sequences, layers: jax.Array, *, even: bool = True
+    ) -> Float[Array, "B T E"]:
+        """Returns the stream after those layers whose parameters the context holds; outputs are [places, …].
+
+        `layers` are their numbers, int [places]. Unless `even`, one may be -1: the stream passes that place unchanged.
+        """
+        y: jax.Array
+        y, _, outputs = self._run(x, sequences, layers, None, even=even)
+        if not even:
+            losses = {path: _only_full(layers >= 0, loss) for path, loss in outputs.losses.items()}
+            outputs = dataclasses.replace(outputs, losses=losses)
+        current_context().collector.absorb(outputs)
         return y
 
-    def _run(self, x: Any, sequences: Sequences, first: jax.Array, caches: Any) -> tuple[Any, Any]:
+    def _run(
+        self, x: Any, sequences: Sequences, layers: jax.Array, caches: Any, *, even: bool = True
+    ) -> tuple[Any, Any, Outputs]:
+        """Returns the stream, the extended caches, and the outputs of each layer."""
         context = current_context()
         params, state = context.params[_LAYER], context.current_state().get(_LAYER, {})
-        length = jax.tree.leaves(params)[0].shape[0]
 
-        def one(carry: Any, item: tuple[Any, ...]) -> tuple[Any, tuple[Any, Outputs]]:
-            layer_params, layer_state, index, cache = item
+        def one(before: Any, item: tuple[Any, ...]) -> tuple[Any, tuple[Any, Outputs]]:
+            layer_params, layer_state, number, cache = item
 
             def run(stream: Any) -> Any:
                 return self.layer(self.tag("layer_input", stream), sequences, cache)
 
-            (carry, cache), outputs = run_detached(
+            (after, cache), outputs = run_detached(
                 context,
                 run,
                 {**context.params, _LAYER: layer_params},
                 {**context.current_state(), _LAYER: layer_state},
                 context.key,
-                (carry,),
-                {_LAYER: first + index},
+                (before,),
+                {_LAYER: number},
             )
-            return carry, (cache, outputs)
+            return after if even else jnp.where(number >= 0, after, before), (cache, outputs)
 
         # Decoding takes no gradient: there is nothing to recompute for.
         policy = False if self.remat is None or caches is not None else self.remat.policy()
@@ -95,30 +122,32 @@ class PipelinedStack(Stack):
             # Inside a scan the compiler can't merge the two computations, so that the barriers against it would only
             # cost.
             one = jax.checkpoint(one, policy=None if policy is True else policy, prevent_cse=False)
-        x, (caches, outputs) = jax.lax.scan(one, x, (params, state, jnp.arange(length), caches))
-        context.collector.absorb(outputs.reduce_leading())
-        return x, caches
+        x, (caches, outputs) = jax.lax.scan(one, x, (params, state, layers, caches))
+        return x, caches, outputs
 
     # --- training --------------------------------------------------------------------------------------------
 
     def _pipelined(self, x: Any, sequences: Sequences, stages: int, axes: tuple[str, ...]) -> Any:
         cfg = self.config
         context = current_context()
-        count, rounds = cfg.microbatches, cfg.rounds
-        check_schedule(cfg.num_layers, stages, count, rounds, self.path)
-        params, state = (by_stage(t.get(_LAYER, {}), stages, rounds) for t in (context.params, context.current_state()))
+        places = Places(cfg.num_layers, stages, cfg.rounds)
+        circles = Circles(stages, cfg.microbatches, cfg.rounds)
+        count, period = circles.microbatches, circles.period
+        specs = param_specs(self)[_LAYER]
+        params, state = (by_stage(t.get(_LAYER, {}), places, specs) for t in (context.params, context.current_state()))
         rows, facts = split_rows((x, sequences), count)
-        per_round = cfg.num_layers // (stages * rounds)
-        here = jnp.arange(stages)
+        self._check_rows(rows.shape[1])
+        here, numbers = jnp.arange(stages), jnp.asarray(places.layers)
 
-        def one_stage(p: Any, s: Any, y: Any, mine: Any, stage: Any, local: Any) -> tuple[Any, Outputs]:
+        def one_stage(p: Any, s: Any, y: Any, mine: Any, runs: Any, local: Any) -> tuple[Any, Outputs]:
             # `local` is negative while a stage waits to be filled, and too large when it is through: clipped, its idle
-            # ticks compute on something that exists, and `collect` leaves them out.
-            chunk = jnp.clip(local // count, 0, rounds - 1)
-            held = [_chosen(tree, chunk) for tree in (p, s)]
-            key = None if context.key is None else context.key.fold("microbatch", local % count)
-            first = (chunk * stages + stage) * per_round
-            return run_detached(context, self.stage, {_LAYER: held[0]}, {_LAYER: held[1]}, key, (y, mine, first))
+            # ticks compute on something that exists, and `collect_ticks` leaves them out.
+            turn = jnp.clip(local // period, 0, places.rounds - 1)
+            held_params, held_state, layers = (_chosen(tree, turn) for tree in (p, s, runs))
+            key = None if context.key is None else context.key.fold("microbatch", local % period)
+            stage = functools.partial(self.stage, even=places.even)
+            args = (y, mine, layers)
+            return run_detached(context, stage, {_LAYER: held_params}, {_LAYER: held_state}, key, args)
 
         # Named, so that sharding constraints inside stay valid: each then has one more, leading dimension on the stage
         # axis.
@@ -128,47 +157,66 @@ class PipelinedStack(Stack):
             moving, returned = carry
             # New microbatches enter until all are in; after that what comes back from the last stage goes round again.
             entering = (
-                jnp.where(t < count, pick_microbatch(rows, t), pick_microbatch(returned, t % count))
-                if rounds > 1
+                jnp.where(t < count, pick_microbatch(rows, t), pick_microbatch(returned, t % period))
+                if places.rounds > 1
                 else pick_microbatch(rows, t)
             )
             moving = on_stages(jnp.roll(moving, 1, axis=0).at[0].set(entering))
             local = t - here
-            moving, outputs = every(params, state, moving, pick_microbatch(facts, local % count), here, local)
-            # The first S - 1 ticks write what no microbatch made; each place is written again before it is read, if M
-            # >= S.
-            returned = jax.lax.dynamic_update_index_in_dim(returned, moving[-1], (t - stages + 1) % count, 0)
+            with inside_stages(axes):
+                moving, outputs = every(params, state, moving, pick_microbatch(facts, local % period), numbers, local)
+            # The first S - 1 ticks write what no microbatch made; each slot is written again before it is read.
+            returned = jax.lax.dynamic_update_index_in_dim(returned, moving[-1], (t - stages + 1) % period, 0)
             return (on_stages(moving), returned), outputs
 
         empty = on_stages(jnp.zeros((stages, *rows.shape[1:]), rows.dtype))
-        ticks = jnp.arange(rounds * count + stages - 1)
-        (_, returned), outputs = jax.lax.scan(tick, (empty, jnp.zeros_like(rows)), ticks)
-        context.collector.absorb(collect_ticks(outputs, stages, count, rounds))
-        return kn.constrain(join_rows(returned), ("batch", "length", "embed"))
+        none = jnp.zeros((period, *rows.shape[1:]), rows.dtype)
+        (_, returned), outputs = jax.lax.scan(tick, (empty, none), jnp.arange(circles.ticks))
+        context.collector.absorb(collect_ticks(outputs, places, circles))
+        return kn.constrain(join_rows(returned[:count]), ("batch", "length", "embed"))
+
+    def _check_rows(self, rows: int) -> None:
+        """Raises ShardingError for microbatches of one row that several devices would all work on."""
+        sizes = auto_mesh_shape()
+        (over,) = assign(("batch",), current_plan().activation_rules, sizes)
+        # With rounds, XLA's partitioner (0.10.2) then mixes up microbatches, without an error.
+        if self.config.rounds > 1 and rows == 1 and over:
+            message = (
+                f"{self.path}: microbatches of one row aren't split over {', '.join(f'{n}={sizes[n]}' for n in over)}; "
+                f"choose less than {self.config.microbatches} microbatches, or a larger batch"
+            )
+            raise ShardingError(message)
 
     # --- decoding --------------------------------------------------------------------------------------------
 
     def _cached(self, x: Any, sequences: Sequences, caches: Any, stages: int) -> tuple[Any, Any]:
         """Stages take turns: in tick t only the t-th run of layers has something to do and keeps its caches."""
         if stages == 1:
-            return self._run(x, sequences, jnp.int32(0), caches)
+            return self._run(x, sequences, jnp.arange(self.config.num_layers), caches)[:2]
         context = current_context()
-        check_schedule(self.config.num_layers, stages, stages, 1, self.path)
+        places = Places(self.config.num_layers, stages)
+        if not places.even:
+            message = (
+                f"{self.path}: num_layers ({places.num_layers}) is not a multiple of the {stages} stages, and caches "
+                "are spread in equal parts; decode with another mesh"
+            )
+            raise ShardingError(message)
         params, state, held = (
-            by_stage(t, stages, 1) for t in (context.params[_LAYER], context.current_state().get(_LAYER, {}), caches)
+            by_stage(t, places) for t in (context.params[_LAYER], context.current_state().get(_LAYER, {}), caches)
         )
-        per_stage = self.config.num_layers // stages
         here = jnp.arange(stages)
 
-        def one_stage(p: Any, s: Any, y: Any, cache: Any, stage: Any) -> Any:
-            mine, own, cache = (jax.tree.map(lambda leaf: leaf[0], t) for t in (p, s, cache))
-            arguments = (y, sequences, stage * per_stage, cache)
-            (y, cache), _ = run_detached(context, self._run, {_LAYER: mine}, {_LAYER: own}, context.key, arguments)
+        def one_stage(p: Any, s: Any, y: Any, cache: Any, layers: Any) -> Any:
+            mine, own, cache, layers = (jax.tree.map(lambda leaf: leaf[0], t) for t in (p, s, cache, layers))
+            arguments = (y, sequences, layers, cache)
+            (y, cache, _), _ = run_detached(context, self._run, {_LAYER: mine}, {_LAYER: own}, context.key, arguments)
             return y, jax.tree.map(lambda leaf: leaf[None], cache)
 
         moving = on_stages(jnp.zeros((stages, *x.shape), x.dtype).at[0].set(x))
+        every = jax.vmap(one_stage, spmd_axis_name=stage_axes()[0])
         for t in range(stages):
-            moving, extended = jax.vmap(one_stage, spmd_axis_name=stage_axes()[0])(params, state, moving, held, here)
+            with inside_stages(stage_axes()[0]):
+                moving, extended = every(params, state, moving, held, jnp.asarray(places.layers))
             # vmap runs every stage in every tick; a stage out of its turn has extended its cache by garbage, which is
             # put back.
             mine = here == t
@@ -176,7 +224,7 @@ class PipelinedStack(Stack):
                 lambda new, old, m=mine: jnp.where(m.reshape(-1, *[1] * (new.ndim - 1)), new, old), extended, held
             )
             moving = on_stages(jnp.roll(moving, 1, axis=0))
-        return moving[0], jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), held)
+        return moving[0], jax.tree.map(places.join, held)
 
     @kn.nowrap
     def cuts(self) -> dict[str, int]:
@@ -185,8 +233,8 @@ class PipelinedStack(Stack):
 
     @kn.nowrap
     def idle_share(self, stages: int) -> float:
-        """Returns (S - 1) / (R M + S - 1): while the pipeline fills and drains, stages wait."""
-        return idle_fraction(stages, self.config.microbatches, self.config.rounds)
+        """Returns the share of places without work: while the pipeline fills and drains, and where no layer lies."""
+        return idle_fraction(self.config.num_layers, stages, self.config.microbatches, self.config.rounds)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
@@ -209,9 +257,17 @@ def stage_axes() -> tuple[tuple[str, ...], int]:
     return axes, math.prod(sizes[axis] for axis in axes)
 
 
-def idle_fraction(stages: int, microbatches: int, rounds: int = 1) -> float:
-    """Returns the share of a step in which a stage waits, for any times of forward and backward."""
-    return (stages - 1) / (rounds * microbatches + stages - 1)
+@contextlib.contextmanager
+def inside_stages(axes: tuple[str, ...]) -> Iterator[None]:
+    """Traces what is mapped over stages: no rule may use their mesh axes a second time."""
+    plan = current_plan()
+
+    def without(rules: Rules) -> Rules:
+        return tuple((axis, tuple(name for name in names if name not in axes)) for axis, names in rules)
+
+    params, activations = without(plan.param_rules), without(plan.activation_rules)
+    with use_plan(dataclasses.replace(plan, param_rules=params, activation_rules=activations)):
+        yield
 
 
 def split_rows(tree: Any, count: int) -> Any:
@@ -247,16 +303,54 @@ def _chosen(tree: Any, chunk: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, chunk, keepdims=False), tree)
 
 
-def by_stage(tree: Any, stages: int, rounds: int) -> Any:
-    """Returns arrays [layers, …] as [S, R, k, …], each stage with its runs of layers."""
+def by_stage(tree: Any, places: Places, specs: Mapping[str, Any] | None = None) -> Any:
+    """Returns arrays [layers, …] as [S, R, k, …], each stage with its runs of layers; `specs` are the arrays' own."""
+    if places.even:
+        return jax.tree.map(places.split, tree)
 
-    def split(leaf: jax.Array) -> jax.Array:
-        per_round = leaf.shape[0] // (stages * rounds)
-        # Layer order is round, stage, layer within: neighbouring runs lie on neighbouring stages, so that a roll hands
-        # on.
-        return leaf.reshape(rounds, stages, per_round, *leaf.shape[1:]).swapaxes(0, 1)
+    def split(leaf: jax.Array, spec: ParamSpec | None) -> jax.Array:
+        stored, elsewhere, moved = _shardings(spec)
+        return _laid(_laid(places.split(_laid(leaf, stored)), elsewhere), moved)
 
-    return jax.tree.map(split, tree)
+    flat = flatten_paths(specs or {})
+    return map_paths(lambda path, leaf: split(leaf, flat.get(path)), tree)
+
+
+def by_layer(tree: Any, places: Places, specs: Mapping[str, Any]) -> Any:
+    """Undoes `by_stage` for parameters and their gradients, [S, R, k, …]."""
+    if places.even:
+        return jax.tree.map(places.join, tree)
+
+    def join(leaf: jax.Array, spec: ParamSpec | None) -> jax.Array:
+        stored, elsewhere, moved = _shardings(spec)
+        return _laid(places.join(_laid(_laid(leaf, moved), elsewhere)), stored)
+
+    flat = flatten_paths(specs)
+    return map_paths(lambda path, leaf: join(leaf, flat.get(path)), tree)
+
+
+def _shardings(spec: ParamSpec | None) -> tuple[PartitionSpec | None, ...]:
+    """Returns how a parameter is stored whose layers the stages don't divide: as it is, split in places, and moved.
+
+    All three are named, so that a move is one all-to-all over the stages, and what is done before and after is local.
+    """
+    rules, sizes = current_plan().param_rules, auto_mesh_shape()
+    if spec is None or not rules or not sizes:
+        return None, None, None
+    stages = stage_axes()[0]
+    stored = assign_param(spec.shape, spec.axes, rules, sizes)
+    rest = (tuple(name for name in names if name not in stages) for names in stored[1:])
+    return partition(stored), partition(((), (), *stored)), partition((stages, (), (), *rest))
+
+
+def _laid(leaf: jax.Array, sharding: PartitionSpec | None) -> jax.Array:
+    return leaf if sharding is None else jax.lax.with_sharding_constraint(leaf, sharding)
+
+
+def _only_full(full: jax.Array, loss: Loss) -> Loss:
+    """Returns a loss term [k] with nothing in empty places."""
+    total, weight = (jnp.where(full, x, 0.0) for x in (loss.total, loss.weight))
+    return dataclasses.replace(loss, total=total, weight=weight)
 
 
 def on_stages(x: jax.Array) -> jax.Array:
@@ -264,27 +358,14 @@ def on_stages(x: jax.Array) -> jax.Array:
     return kn.constrain(x, ("stage", "batch", "length", "embed"))
 
 
-def collect_ticks(outputs: Outputs, stages: int, count: int, rounds: int) -> Outputs:
-    """Returns the outputs of all ticks as those of one pass; ticks in which a stage had nothing to do don't count.
+def collect_ticks(outputs: Outputs, places: Places, circles: Circles) -> Outputs:
+    """Returns the outputs of all ticks as those of one pass; what had nothing to do doesn't count.
 
-    Each leaf is [ticks, S, …]. State keeps what the last microbatch left, in layer order.
+    Each leaf is [ticks, S, k, …]. State is what the last microbatch left, in layer order.
     """
-    chunk, micro, stage = np.meshgrid(np.arange(rounds), np.arange(count), np.arange(stages), indexing="ij")
-    # Microbatch m of round r is at stage s in tick r M + m + s: picking just those leaves the idle ticks' metrics and
-    # losses out.
-    done = jax.tree.map(lambda leaf: leaf[chunk * count + micro + stage, stage], outputs)
-    last = {path: x[:, -1].reshape(-1, *x.shape[4:]) for path, x in done.state.items()}
-    for _ in range(3):
-        done = done.reduce_leading()
-    return Outputs(done.metrics, done.losses, last, done.emitted, done.kernels)
-
-
-def check_schedule(num_layers: int, stages: int, count: int, rounds: int, path: str) -> None:
-    """Raises ShardingError, with all that is wrong, where layers or microbatches don't fit the stages."""
-    problems = []
-    if num_layers % (stages * rounds):
-        problems.append(f"num_layers ({num_layers}) is not a multiple of stages x rounds ({stages} x {rounds})")
-    if rounds > 1 and count < stages:
-        problems.append(f"microbatches ({count}) are fewer than stages ({stages}), and {rounds} rounds need as many")
-    if problems:
-        raise ShardingError(f"{path}: " + "; ".join(problems))
+    stage, turn, place = places.of_layers
+    micro = np.arange(circles.microbatches)[:, None]
+    ticks = circles.tick(turn, micro, stage)
+    done: Outputs = jax.tree.map(lambda leaf: leaf[ticks, stage, place], outputs)
+    last = {path: x[-1] for path, x in done.state.items()}
+    return dataclasses.replace(done.reduce_leading().reduce_leading(), state=last)
