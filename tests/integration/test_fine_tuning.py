@@ -134,7 +134,9 @@ def answers(kanawa, folder: str, work: pathlib.Path) -> dict[str, list[int]]:
     return {word: record["token_ids"] for word, record in zip(WORDS, records, strict=True)}
 
 
-@pytest.mark.parametrize("tuning", [(), ("--modify", "lora:rank=16")], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "tuning", [(), pytest.param(("--modify", "lora:rank=16"), marks=pytest.mark.nightly)], ids=["full", "lora"]
+)
 def test_three_commands_from_a_folder_to_one_that_answers(kanawa, work, tuning):
     name = "tuned-lora" if tuning else "tuned"
     steps = ("--steps", "250" if tuning else "120")

@@ -2,11 +2,16 @@
 
 import pytest
 from replay.page import read
-from replay.pages import ALWAYS, NIGHTLY, PAGES, YOUR_OWN
+from replay.pages import ALWAYS, LONG, NIGHTLY, PAGES, YOUR_OWN
 from replay.replay import Replay, missing_line, with_arguments
 
 
-@pytest.mark.parametrize("name", [name for name in ALWAYS if not name.startswith(YOUR_OWN)])
+def marked(name):
+    """Returns a page's name as a parameter, nightly where its replay takes long."""
+    return pytest.param(name, marks=pytest.mark.nightly if name in LONG else ())
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in ALWAYS if not name.startswith(YOUR_OWN)])
 def test_a_page_is_true(name, replay):
     replay(name)
 
@@ -21,6 +26,7 @@ def test_most_pages_are_replayed():
     assert "README.md" in ALWAYS
     assert "docs/tutorial.md" in ALWAYS
     assert len(ALWAYS) >= 20, ALWAYS
+    assert set(ALWAYS) >= LONG, "a name in LONG is no page"
 
 
 def test_little_is_left_out_and_never_without_a_reason():

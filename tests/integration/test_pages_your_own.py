@@ -1,12 +1,14 @@
 """Packages of strangers, written outside the repository from the pages alone: each builds, passes the kit, is used."""
 
 import pytest
-from replay.pages import ALWAYS, PAGES, YOUR_OWN
+from replay.pages import ALWAYS, LONG, PAGES, YOUR_OWN
 
 OWN = [name for name in ALWAYS if name.startswith(YOUR_OWN)]
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in LONG else ()) for name in OWN]
+)
 def test_a_package_is_written_from_its_page(name, replay):
     replay(name)
 

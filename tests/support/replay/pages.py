@@ -12,3 +12,11 @@ PAGES = {path.relative_to(ROOT).as_posix(): read(path) for path in [ROOT / "READ
 RUN = {name: blocks for name, blocks in PAGES.items() if any(block.is_run for block in blocks)}
 ALWAYS = sorted(name for name, blocks in RUN.items() if any(b.is_run and not b.is_nightly for b in blocks))
 NIGHTLY = sorted(name for name, blocks in RUN.items() if any(block.is_nightly for block in blocks))
+#: Pages that take more than about fifteen seconds, of which a change rarely breaks one alone: replayed each night. The
+#: README, the tutorial and the pages that lead to a first plugin are replayed at every change, however long they take.
+LONG = {
+    *(f"docs/{name}.md" for name in ("checkpoints-and-resume", "command-line", "convert", "fine-tuning", "kernels")),
+    *(f"docs/{name}.md" for name in ("launch", "optimizers", "parallelism", "plan", "python", "recurrent-layers")),
+    *(f"docs/{name}.md" for name in ("services", "tuning")),
+    *(f"{YOUR_OWN}{name}.md" for name in ("experiment", "gate", "interaction", "service")),
+}
