@@ -50,7 +50,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("_version",),
         ("target_config",),
         ("topology",),
-        ("ptxas",),
+        ("ptxas", "amd"),
         ("kernels", "schedule", "doctor", "device", "compiler", "mesh_rules", "calibration"),
         ("plugin",),
     ),

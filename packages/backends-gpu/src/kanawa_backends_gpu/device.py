@@ -106,8 +106,6 @@ B300 = replace(
     source="NVIDIA HGX B300 data sheet (FP4 108 PFLOPS dense, FP8 72 and FP16 36 PFLOPS sparse, for eight GPUs)",
 )
 
-_RACK = {"chips_per_host": 4, "domain_chips": 72}
-
 # A rack of 18 hosts with four GPUs each, whose 72 GPUs are one NVLink domain.
 GB200 = replace(
     B200,
@@ -117,7 +115,8 @@ GB200 = replace(
     memory_bytes=189_471 * 2**20,
     memory_bandwidth=8000e9,
     source="NVIDIA GB200 NVL72 data sheet (FP8 720, FP16 360 PFLOPS sparse, FP4 720 dense, 576 TB/s for 72 GPUs)",
-    **_RACK,
+    chips_per_host=4,
+    domain_chips=72,
 )
 
 GB300 = replace(
@@ -128,7 +127,8 @@ GB300 = replace(
     memory_bytes=284_208 * 2**20,
     memory_bandwidth=8000e9,
     source="NVIDIA GB300 NVL72 data sheet (FP4 1,080 PFLOPS dense, FP8 720 and FP16 360 sparse, for 72 GPUs)",
-    **_RACK,
+    chips_per_host=4,
+    domain_chips=72,
 )
 
 NVIDIA = (A100, A100_40GB, H100, H200, B200, B300, GB200, GB300)
