@@ -14,10 +14,10 @@ from kanawa_runtime.serve.engine.sequence import Sequence
 PAGE, LENGTH = 4, 32
 
 
-def scheduler(pages=16, sequences=3, budget=16, fused=1):
+def scheduler(pages=16, sequences=3, budget=16, fused=1, short=None):
     return Scheduler(
         max_sequences=sequences, max_length=LENGTH, page_size=PAGE, pool=PagePool(pages), budget=budget, chunk=8,
-        fused_steps=fused, prefill_sizes=(4, 8), reuses_prefixes=True, has_pages=True,
+        fused_steps=fused, prefill_sizes=(4, 8), reuses_prefixes=True, has_pages=True, short_budget=short,
     )  # fmt: skip
 
 
@@ -184,6 +184,28 @@ def test_a_flood_of_one_client_delays_another_ones_first_token_by_a_step():
     finished_in_order(work)
     assert all(each.generated == 20 for each in flood)
     work.pool.check_counts()
+
+
+def test_steps_are_short_while_one_client_floods_and_another_may_come(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("kanawa_runtime.serve.engine.scheduler.time.monotonic", lambda: now[0])
+    work = scheduler(pages=64, sequences=2, budget=24, fused=4, short=8)
+    for number in range(8):
+        work.add(sequence(number, 12, new=20, start=100 * number, client="flood"))
+    batch = work.schedule(settled=True)
+    # Nobody else has asked yet.
+    assert sum(chunk.count for chunk in batch.chunks) == 24
+    take(work, batch)
+    assert work.schedule(settled=True).steps == 4
+    work.add(other := sequence(8, 1, new=1, client="other"))
+    while not other.finished:
+        take(work, work.schedule(settled=True))
+    assert work.schedule(settled=True).steps == 1
+    for each in list(work.running):
+        work.remove(each)
+    assert sum(chunk.count for chunk in work.schedule(settled=True).chunks) == 8
+    now[0] = 11.0
+    assert sum(chunk.count for chunk in work.schedule(settled=True).chunks) > 8
 
 
 def test_long_prompts_of_one_client_leave_another_its_share_of_a_step():

@@ -5,8 +5,11 @@ from collections.abc import Callable, Hashable
 
 #: How much of a longer time counts; a shorter one counts whole, so that the device is rather early than late.
 _SHARE = 0.25
-#: Added to the time that putting a step together takes, and between two looks at the device.
-_SLACK_SECONDS = 0.0015
+#: Added to the time that putting a step together takes; on a busy machine a thread that sleeps wakes later.
+_LEAST_SLACK_SECONDS, _MOST_SLACK_SECONDS = 0.0015, 0.02
+#: By what the slack grows where a step came too late, and shrinks otherwise.
+_GROWS, _SHRINKS = 2.0, 0.95
+#: Between two looks at the device.
 _POLL_SECONDS = 0.001
 
 
@@ -17,7 +20,7 @@ class StepTimes:
         self._seconds: dict[Hashable, float] = {}
         #: Of a step that only decodes, for each token of a row; 0 before there was one.
         self.decode_seconds = 0.0
-        self._to_send = 0.0
+        self._to_send, self._slack = 0.0, _LEAST_SLACK_SECONDS
         self._began = 0.0
 
     def begin(self) -> None:
@@ -29,6 +32,9 @@ class StepTimes:
 
         `decoded` are the tokens of a row that it decoded, where it did nothing else.
         """
+        # Where it ended before the next one was sent, the device was idle.
+        self._slack *= _SHRINKS if exactly else _GROWS
+        self._slack = min(max(self._slack, _LEAST_SLACK_SECONDS), _MOST_SLACK_SECONDS)
         now = time.perf_counter()
         took, known = now - self._began, self._seconds.get(kind)
         if known is None or took < known:
@@ -45,6 +51,6 @@ class StepTimes:
 
     def wait_until_due(self, kind: Hashable, has_ended: Callable[[], bool]) -> None:
         """Returns when it is time to put together what follows the step that runs; at once if its kind is unknown."""
-        due = self._began + self._seconds.get(kind, 0.0) - self._to_send - _SLACK_SECONDS
+        due = self._began + self._seconds.get(kind, 0.0) - self._to_send - self._slack
         while (left := due - time.perf_counter()) > 0 and not has_ended():
             time.sleep(min(left, _POLL_SECONDS))

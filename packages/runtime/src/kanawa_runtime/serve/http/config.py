@@ -65,7 +65,7 @@ class TrainingConfig(Config):
 class ServeConfig(Config):
     """The engine's sizes, the server's limits, and those of training for clients."""
 
-    engine: EngineConfig = EngineConfig(call_seconds=0.03)
+    engine: EngineConfig = EngineConfig(call_seconds=0.05)
     server: ServerConfig = ServerConfig()
     training: TrainingConfig = TrainingConfig()
 
