@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kanawa.plugins import Command, Kind, hookimpl
+from kanawa.plugins import Command, Kind, MeshRule, hookimpl
 
 
 @hookimpl
@@ -18,6 +18,16 @@ def kanawa_commands() -> list[Command]:
     from kanawa_parallel.profile.command import command as profile
 
     return [plan(), profile()]
+
+
+@hookimpl
+def kanawa_placement(question: Any) -> MeshRule | None:
+    """Returns mesh, rematerialisation and microbatches by quick plans, where the shipped rule's plan doesn't fit."""
+    if question.purpose == "train":
+        from kanawa_parallel.plan.placement.answer import answer
+    else:
+        from kanawa_parallel.plan.placement.serving import answer
+    return answer(question)
 
 
 @hookimpl

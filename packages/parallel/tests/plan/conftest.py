@@ -62,7 +62,7 @@ def island():
 
 
 @pytest.fixture
-def job(stranger, monkeypatch):
+def unplaced_job(stranger, monkeypatch):
     """The experiment `plan-job` and its devices, catalogued as a stranger's plugin would be; see `plan_job`."""
     folders = [str(TEXTS.with_name("workloads")), str(TEXTS.parents[1] / "pipeline")]
     for folder in folders:
@@ -74,6 +74,15 @@ def job(stranger, monkeypatch):
         experiments=["plan-job = plan_job:job"],
     )
     return importlib.import_module("plan_job")
+
+
+@pytest.fixture
+def job(unplaced_job, tmp_path, monkeypatch):
+    """The same where the user has a rule for it: what doesn't fit by it isn't placed."""
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nplatform = "cpu"\nmesh = {fsdp = -1}\n', encoding="utf-8")
+    monkeypatch.setenv("KANAWA_MESH_RULES", str(rules))
+    return unplaced_job
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,17 @@ from typing import Any, TypeAlias
 
 from kanawa.composition.blame import blamed
 from kanawa.composition.config_checks import Problems, checked_model, unusual_values
-from kanawa.composition.mesh_rules import find_rule, fit_cuts, fit_mesh, provenance
+from kanawa.composition.mesh_rules import STAGE, find_rule, fit_cuts, fit_mesh, no_rule, provenance
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
-from kanawa.composition.naming import base_of
+from kanawa.composition.naming import Base, base_of
+from kanawa.composition.placement import PlacementQuestion, placed
 from kanawa.composition.target import Target, parse_target
 from kanawa.composition.undone import undone
 from kanawa.config import Config, apply_override, connect_catalog, origin, rewriting
 from kanawa.errors import KanawaError, TargetError, UnknownNameError, did_you_mean
 from kanawa.plugins import MeshRule, component, host
+from kanawa.plugins.discovery import CORE
+from kanawa.plugins.records import Purpose
 from kanawa.status import stage
 
 logger = logging.getLogger(__name__)
@@ -67,15 +70,18 @@ def compose(
     modifiers: Sequence[str] = (),
     overrides: Sequence[Override] = (),
     data: str | None = None,
+    *,
+    purpose: Purpose = "train",
+    rule: MeshRule | None = None,
 ) -> Composition:
     """Returns the composition: experiment, mesh rule, modifiers, then `--set` overrides, checked and frozen.
 
     `experiment` is a catalogued experiment or model, a folder with a model, or a config; `data` puts it on other
-    data (`ExperimentTemplate.with_data`).
+    data (`ExperimentTemplate.with_data`). A `rule` takes the place of the one that would be chosen for `purpose`.
     Raises a CompositionError with all problems; a single one is raised as the step raised it.
     """
     with stage(f"composing {experiment if isinstance(experiment, str) else type(experiment).__qualname__}"):
-        return _compose(experiment, target, modifiers, overrides, data)
+        return _compose(experiment, target, modifiers, overrides, data, purpose, rule)
 
 
 def _compose(
@@ -84,6 +90,8 @@ def _compose(
     modifiers: Sequence[str],
     overrides: Sequence[Override],
     data: str | None,
+    purpose: Purpose,
+    rule: MeshRule | None,
 ) -> Composition:
     problems, named = Problems(), []
     place: Target | None = None
@@ -97,43 +105,108 @@ def _compose(
             configured(modifier, values)
             named.append((modifier, values))
     try:
-        name, cfg, source = base_of(experiment, place, data)
+        base = base_of(experiment, place, data)
     except KanawaError:
         with problems.noted():
             raise
         # Without a config nothing more can be checked: earlier problems are reported with this one.
         problems.report()
         raise
-    rule, counted = None, None
-    with problems.noted():
-        if place is not None:
-            cfg, rule, counted = _for_target(cfg, place)
-    with rewriting():
-        for modifier, values in named:
-            with problems.noted():
-                # Modifiers may rewrite in place: only a copy shows what the last one replaced.
-                before = cfg.clone()
-                cfg = apply_modifier(cfg, modifier, values, "modifier")
-                for line in undone(before, cfg, modifier):
-                    logger.warning("%s", line)
-    with origin("command line", "--set"):
-        for override in overrides:
-            with problems.noted():
-                if isinstance(override, str):
-                    apply_override(cfg, override)
-                else:
-                    cfg.set_path(*override)
-    if rule is not None and place is not None:
-        with problems.noted():
-            for line in fit_cuts(cfg, counted, rule, place):
-                logger.warning("%s", line)
-    model = checked_model(name, cfg, place, counted, problems)
-    problems.report()
-    for line in unusual_values(cfg):
-        logger.warning("%s", line)
     assigned = (one if isinstance(one, str) else f"{one[0]}={one[1]!r}" for one in overrides)
     changes = (*modifiers, *assigned, *([] if data is None else [data]))
-    return Composition(name, cfg, place, rule, model, source, experiment, data, changes)
+    steps = _Steps(base, experiment, data, place, tuple(named), tuple(overrides), changes, purpose)
+    return steps.composed(problems, rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """An experiment before its target, and what follows: a rule, modifiers, overrides, checks."""
+
+    base: Base
+    asked: str | Config
+    data: str | None
+    target: Target | None
+    named: tuple[tuple[str, dict[str, str]], ...]
+    overrides: tuple[Override, ...]
+    changes: tuple[str, ...]
+    purpose: Purpose
+    #: The model that was built last: a large one takes a second, and most choices of a placement leave it as it is.
+    built: list[Any] = dataclasses.field(default_factory=list)
+
+    def composed(self, problems: Problems, rule: MeshRule | None = None) -> Composition:
+        """Returns the composition with this rule, or with the one that suits the target; raises what was noted."""
+        cfg, model = self.base.config.clone(), None
+        with problems.noted():
+            if self.target is not None:
+                cfg, rule, model = self._for_target(cfg, self.target, rule)
+        cfg, model = self._changed(cfg, problems), model or next(iter(self.built), None)
+        if rule is not None and self.target is not None:
+            with problems.noted():
+                for line in fit_cuts(cfg, model, rule, self.target):
+                    logger.warning("%s", line)
+        model = checked_model(self.base.name, cfg, self.target, model, problems)
+        self.built[:] = [model]
+        problems.report()
+        for line in unusual_values(cfg):
+            logger.warning("%s", line)
+        name, source = self.base.name, self.base.source
+        return Composition(name, cfg, self.target, rule, model, source, self.asked, self.data, self.changes)
+
+    def _changed(self, cfg: Config, problems: Problems) -> Config:
+        """Returns the config with the user's modifiers and overrides."""
+        with rewriting():
+            for modifier, values in self.named:
+                with problems.noted():
+                    # Modifiers may rewrite in place: only a copy shows what the last one replaced.
+                    before = cfg.clone()
+                    cfg = apply_modifier(cfg, modifier, values, "modifier")
+                    for line in undone(before, cfg, modifier):
+                        logger.warning("%s", line)
+        with origin("command line", "--set"):
+            for override in self.overrides:
+                with problems.noted():
+                    if isinstance(override, str):
+                        apply_override(cfg, override)
+                    else:
+                        cfg.set_path(*override)
+        return cfg
+
+    def _for_target(self, cfg: Config, target: Target, rule: MeshRule | None) -> tuple[Config, MeshRule | None, Any]:
+        """Returns the config for the target, the rule that made it so, and the model whose parameters were counted."""
+        if "execution" not in cfg.fields():
+            return cfg, None, None
+        # An experiment that brings its own mesh wants no rule's modifiers either: they suit the rule's mesh.
+        if cfg.execution.mesh is not None:
+            return cfg, None, None
+        if rule is not None:
+            return _with_rule(cfg, rule), rule, None
+        from kanawa.module import count_parameters
+
+        with blamed(cfg.model, "model"):
+            model = cfg.model.build()
+        self.built[:] = [model]
+        rule = find_rule(target, count_parameters(model).total)
+        if target.jax_devices > 1:
+            fitted = cfg
+            if rule is not None:
+                fitted, rule = fit_mesh(cfg, model, rule, target)
+            if rule is None or rule.distribution:
+                choice = placed(PlacementQuestion(target, self.purpose, rule, self._config, self._with_rule))
+                if choice is not None:
+                    return _with_rule(cfg, choice), choice, model
+            if rule is None:
+                raise no_rule(target, count_parameters(model).total)
+            cfg = fitted
+        return cfg if rule is None else _with_modifiers(cfg, rule), rule, model
+
+    def _config(self, rule: MeshRule) -> Config:
+        problems = Problems()
+        cfg = self._changed(_with_rule(self.base.config.clone(), rule), problems)
+        problems.report()
+        return cfg
+
+    def _with_rule(self, rule: MeshRule) -> Composition:
+        return self.composed(Problems(), rule)
 
 
 def catalogued(name: str, kind: str = "") -> list[object]:
@@ -150,23 +223,15 @@ def catalogued(name: str, kind: str = "") -> list[object]:
     return [component(kind, name) for kind in kinds]
 
 
-def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, Any]:
-    """Returns the config for the target, the rule that made it so, and the model whose parameters the rule counted."""
-    if "execution" not in cfg.fields():
-        return cfg, None, None
-    # An experiment that brings its own mesh wants no rule's modifiers either: they suit the rule's mesh.
-    if cfg.execution.mesh is not None:
-        return cfg, None, None
-    from kanawa.module import count_parameters
+def _with_rule(cfg: Config, rule: MeshRule) -> Config:
+    """Returns the config with the mesh and the modifiers of a rule that was chosen for it."""
+    arguments = {"axes": dict(rule.mesh), "dcn_axes": dict(rule.dcn)}
+    placed_cfg = apply_modifier(cfg, "mesh", arguments, STAGE, provenance(rule), CORE)
+    return _with_modifiers(placed_cfg, rule)
 
-    with blamed(cfg.model, "model"):
-        model = cfg.model.build()
-    rule = find_rule(target, count_parameters(model).total)
-    if rule is None:
-        return cfg, None, model
-    if target.jax_devices > 1:
-        cfg, rule = fit_mesh(cfg, model, rule, target)
+
+def _with_modifiers(cfg: Config, rule: MeshRule) -> Config:
     with rewriting():
         for name, values in rule.modifiers:
-            cfg = apply_modifier(cfg, name, dict(values), "mesh rule", provenance(rule), rule.distribution)
-    return cfg, rule, model
+            cfg = apply_modifier(cfg, name, dict(values), STAGE, provenance(rule), rule.distribution)
+    return cfg

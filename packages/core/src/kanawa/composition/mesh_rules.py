@@ -18,17 +18,16 @@ from kanawa.plugins import MeshRule, host
 from kanawa.plugins.devices import device_specs
 from kanawa.plugins.discovery import CORE
 
+#: What origins call the step.
+STAGE = "mesh rule"
 #: Axes that may give way to `data`, the first to give way first: a shard of a parameter is the cheapest to enlarge.
 _GIVING_WAY = ("fsdp", "tensor")
-#: The origin of what a rule sets.
-_STAGE = "mesh rule"
 
 
 def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
     """Returns the best fitting rule, by priority and then by how much it demands, its slices' axes resolved.
 
-    None for a single device without a rule. A fitting rule of the user's own file wins over all installed ones.
-    Raises TargetError where several devices are asked for and no installed rule fits.
+    None without a fitting rule. One of the user's own file wins over all installed ones.
     """
     rules = [
         dataclasses.replace(rule, distribution=plugin.partition(":")[0])
@@ -42,8 +41,12 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
     if fitting:
         best = max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
         return dataclasses.replace(best, dcn=_between_slices(best, target))
-    if target.jax_devices == 1:
-        return None
+    return None
+
+
+def no_rule(target: Target, num_parameters: int) -> TargetError:
+    """Returns the error of several devices for which there is no rule, and which nothing else places."""
+    rules = [rule for _, offered in host().collect("kanawa_mesh_rules") for rule in offered]
     platform = [rule.name for rule in rules if rule.platform == target.device.platform]
     offered = ", ".join(sorted(platform)) or "none"
     message = (
@@ -52,14 +55,15 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
         f'for example --modify mesh:axes={{"fsdp":-1}}, name a rule file in {VARIABLE}, or install kanawa-parallel '
         "and the target's backend"
     )
-    raise TargetError(message)
+    return TargetError(message)
 
 
 def provenance(rule: MeshRule) -> str:
     """Returns which rule it is and who offers it, for origins and messages."""
     if not rule.distribution:
         return rule.name
-    return f"{rule.name} of {rule.distribution} {host().installed().get(rule.distribution, '')}".strip()
+    whose = f"{rule.name} of {rule.distribution} {host().installed().get(rule.distribution, '')}".strip()
+    return f"{whose}: {rule.reason}" if rule.reason else whose
 
 
 def _warn_of_unknown_devices(rules: Iterable[MeshRule]) -> None:
@@ -106,7 +110,7 @@ def fit_mesh(cfg: Config, model: Any, rule: MeshRule, target: Target) -> tuple[C
     best, fewest, mesh = cfg, math.inf, rule.mesh
     for axes in _meshes(rule.mesh, target):
         arguments = {"axes": axes, "dcn_axes": dict(rule.dcn)}
-        candidate = apply_modifier(cfg.clone(), "mesh", arguments, _STAGE, provenance(rule), CORE)
+        candidate = apply_modifier(cfg.clone(), "mesh", arguments, STAGE, provenance(rule), CORE)
         count = count_problems(candidate, model, target)
         if count < fewest:
             best, fewest, mesh = candidate, count, axes
@@ -128,7 +132,7 @@ def fit_cuts(cfg: Config, model: Any, rule: MeshRule, target: Target) -> Iterato
     for path, node in [each for each in cfg.walk() if isinstance(each[1], GradientStrategy.Config)]:
         for field, parts in node.build().cuts().items():
             where = f"{path}.{field}"
-            if cfg.origin_history(where)[-1].stage != _STAGE or not (problems := count_problems(cfg, model, target)):
+            if cfg.origin_history(where)[-1].stage != STAGE or not (problems := count_problems(cfg, model, target)):
                 continue
             whole = (count for count in range(1, batch.rows + 1) if batch.rows % count == 0)
             for count in sorted(whole, key=lambda count: abs(math.log(count / parts))):
@@ -136,7 +140,7 @@ def fit_cuts(cfg: Config, model: Any, rule: MeshRule, target: Target) -> Iterato
                 trial.set_path(where, count)
                 if count_problems(trial, model, target) < problems:
                     said = f"{where} is {count}: the rule's {parts} don't cut {batch.rows_path} ({batch.rows}) evenly"
-                    with origin(_STAGE, f"{provenance(rule)}, the nearest to its {parts}"):
+                    with origin(STAGE, f"{provenance(rule)}, the nearest to its {parts}"):
                         cfg.set_path(where, count)
                     yield f"mesh rule {rule.name}: {said}"
                     break

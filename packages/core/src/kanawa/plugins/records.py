@@ -244,6 +244,7 @@ class MeshRule:
         modifiers: catalogued modifiers to apply, as (name, arguments).
         priority: the highest matching priority wins.
         distribution: whose plugin offers it, which the host fills in; empty for a rule of the user's own file.
+        reason: why it was chosen, for origins; only what a placement made has one.
     """
 
     name: str
@@ -259,6 +260,7 @@ class MeshRule:
     modifiers: tuple[tuple[str, Mapping[str, Any]], ...] = field(default=(), hash=False)
     priority: int = 0
     distribution: str = field(default="", compare=False)
+    reason: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Refuses a mesh with two free axes or a size of zero; raises ValueError."""

@@ -107,6 +107,15 @@ def kanawa_mesh_rules() -> Sequence[MeshRule]:
 
 
 @hookspec
+def kanawa_placement(question: Any) -> MeshRule | None:
+    """Returns the mesh and the modifiers for an experiment on several devices, or None to leave it to the shipped rule.
+
+    `question` is a `kanawa.composition.placement.PlacementQuestion`. Asked where no rule of the user fits; the answer
+    must be a function of the question alone, since every process of a run asks for itself.
+    """
+
+
+@hookspec
 def kanawa_published_steps() -> Sequence[PublishedStep]:
     """Returns step times that others published of experiments this plugin knows; plans are held against them."""
 

@@ -22,6 +22,8 @@ from kanawa.contracts import (
 )
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
+from kanawa.plugins import MeshRule
+from kanawa.plugins.records import Purpose
 
 from kanawa_runtime.runs.imported import fitted, imported_experiment, place, reformed, stored_elsewhere
 from kanawa_runtime.runs.run_directory import OF_TRAINING, checkpoints_of, read_config
@@ -105,14 +107,16 @@ def open_run(
     elif saved_tokenizer is not None:
         # The corpus may have changed since, and a tokenizer learned from it now would be another one.
         cfg.data.set_tokenizer_file(str(saved_tokenizer.resolve()))
-    composition = compose(cfg, target, modifiers, overrides)
+    purpose: Purpose = "decode" if serves else "train"
+    composition = compose(cfg, target, modifiers, overrides, purpose=purpose)
     trainer: TrainedWorkload = composition.workload()
     where = environment(composition)
     abstract = trainer.abstract_state(where)
     if stored is not None:
         params, state = place(fitted(stored, trainer.model), abstract.params), place(stored.state, abstract.state)
         return OpenedRun(directory, composition, trainer, where, params, state, 0, trainer.model.trained_length())
-    trained = _trained_workload(saved_cfg.set(batch_size=cfg.batch_size), target, modifiers, overrides, trainer)
+    saved_cfg.set(batch_size=cfg.batch_size)
+    trained = _trained_workload(saved_cfg, target, modifiers, overrides, trainer, composition.rule)
     with where.active():
         stored_state = abstract if trained is trainer else trained.abstract_state(where)
         saved = checkpoints_of(directory)
@@ -143,12 +147,17 @@ def open_run(
 
 
 def _trained_workload(
-    cfg: Any, target: str | None, modifiers: tuple[str, ...], overrides: Sequence[Override], trainer: TrainedWorkload
+    cfg: Any,
+    target: str | None,
+    modifiers: tuple[str, ...],
+    overrides: Sequence[Override],
+    trainer: TrainedWorkload,
+    rule: MeshRule | None,
 ) -> TrainedWorkload:
     """Returns the workload whose parameters the run saved: another where modifiers store the weights otherwise."""
     if not modifiers and not companions_of(cfg.model.build()):
         return trainer
-    before: TrainedWorkload = compose(cfg, target, (), overrides).workload()
+    before: TrainedWorkload = compose(cfg, target, (), overrides, rule=rule).workload()
     same = flatten_paths(param_specs(before.model)) == flatten_paths(param_specs(trainer.model))
     return trainer if same else before
 

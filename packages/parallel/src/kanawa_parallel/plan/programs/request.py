@@ -14,7 +14,8 @@ from typing import Any, TextIO
 
 from kanawa.composition.experiment import Composition, compose
 from kanawa.errors import CompositionError, KanawaError
-from kanawa.plugins import host
+from kanawa.plugins import MeshRule, host
+from kanawa.plugins.records import Purpose
 from kanawa.status import stage, waits_for
 
 from kanawa_parallel.plan.programs.decode import DECODE
@@ -35,17 +36,22 @@ class PlanRequest:
     data: str | None = None
     program: str = "train_step"
 
-    def composed(self, targets: Sequence[str], changes: Sequence[str] = ()) -> list[Composition]:
-        """Returns one composition a target, with more modifiers.
+    def composed(
+        self, targets: Sequence[str], changes: Sequence[str] = (), rule: MeshRule | None = None
+    ) -> list[Composition]:
+        """Returns one composition a target, with more modifiers; with this rule instead of the target's own.
 
         Raises CompositionError with all problems of all targets at once.
         """
         composed: list[Composition] = []
         problems: list[str] = []
+        purpose: Purpose = "decode" if self.program == DECODE else "train"
         for selector in targets:
             modifiers = [*self.modifiers, *map(_spelled, changes)]
             try:
-                composition = compose(self.experiment, selector, modifiers, self.overrides, self.data)
+                composition = compose(
+                    self.experiment, selector, modifiers, self.overrides, self.data, purpose=purpose, rule=rule
+                )
             except CompositionError as error:
                 problems += [f"--on {selector}: {problem}" for problem in error.problems]
             except KanawaError as error:

@@ -68,7 +68,8 @@ class Memory:
         self._tags: dict[Value, str] = {}
         self._heavy = [self._is_heavy(step) for step in walked.steps]
         self._name_roots()
-        self._stored = self._find_stored()
+        self._views = {out for step in walked.steps for out in self._views_of(step)}
+        self._stored = self._find_stored() - self._views
         self.buffers: dict[Value, Buffer] = {}
         self.passes: list[Pass] = []
         self._sources = functools.cache(self._find_sources)
@@ -123,6 +124,14 @@ class Memory:
                 stored |= {self._of(value) for value in eqn.inputs if value is not None and not self._is_splat(value)}
         return stored
 
+    def _views_of(self, step: Step) -> list[Value]:
+        """Returns a step's result if it is one layer's part of stacked parameters, which is read where it lies."""
+        eqn = step.equation
+        whole = eqn.inputs[0] if eqn.name == "slice" and not step.moves else None
+        if whole is None or self._of(whole) in self._maker or whole.shape[1:] != eqn.outputs[0].shape[1:]:
+            return []
+        return [eqn.outputs[0]]
+
     def _is_splat(self, value: Value) -> bool:
         """Returns whether a value is one number in every place, which is written wherever it is read."""
         made = self._maker.get(self._of(value))
@@ -133,7 +142,7 @@ class Memory:
         """Returns what reading a value reads from memory, in bytes."""
         value = self._of(value)
         made = self._maker.get(value)
-        if made is None or self._heavy[made] or value in self._stored:
+        if made is None or self._heavy[made] or value in self._stored or value in self._views:
             return {value: self.size(value)}
         step = self.walked.steps[made]
         limit = self.size(value) if step.equation.name in _SLICES else float("inf")
@@ -156,7 +165,7 @@ class Memory:
     def _make(self, value: Value, at: int) -> None:
         """Writes a stored elementwise result at its first reader, from what it is made of."""
         made = self._maker.get(value)
-        if value in self.buffers or made is None or self._heavy[made]:
+        if value in self.buffers or value in self._views or made is None or self._heavy[made]:
             return
         step = self.walked.steps[made]
         self._new(value, at, step)

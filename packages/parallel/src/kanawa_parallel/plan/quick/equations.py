@@ -41,7 +41,7 @@ class Value:
 @dataclasses.dataclass(eq=False)
 class Equation:
     """One operation; `path` is its name stack, which holds the modules that it belongs to. None among inputs is a
-    literal.
+    literal. `again` if it stands in what a backward pass recomputes from.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Equation:
     inputs: list[Value | None]
     outputs: list[Value]
     path: str
+    again: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,7 +66,7 @@ def flat_scope(jaxpr: Any, prefix: str = "") -> Scope:
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     values: dict[Any, Value] = {}
     inputs = [values.setdefault(var, Value(var.aval)) for var in (*inner.constvars, *inner.invars)]
-    equations = list(_equations(inner, values, prefix))
+    equations = list(_equations(inner, values, prefix, False))
     outputs = [_value(var, values) for var in inner.outvars]
     return Scope(inputs, _live(equations, outputs), outputs)
 
@@ -81,7 +82,7 @@ def _live(equations: list[Equation], outputs: list[Value | None]) -> list[Equati
     return live[::-1]
 
 
-def _equations(jaxpr: Any, values: dict[Any, Value], prefix: str) -> Iterator[Equation]:
+def _equations(jaxpr: Any, values: dict[Any, Value], prefix: str, again: bool) -> Iterator[Equation]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         path = f"{prefix}/{eqn.source_info.name_stack}".strip("/")
@@ -95,31 +96,33 @@ def _equations(jaxpr: Any, values: dict[Any, Value], prefix: str) -> Iterator[Eq
             if is_matmul(eqn.primitive):
                 # Whichever kernel computes it.
                 name, params = "dot_general", {"dimension_numbers": (params["problem"].contraction, ((), ()))}
-            yield Equation(name, params, inputs, outputs, path)
+            yield Equation(name, params, inputs, outputs, path, again)
         elif name == "shard_map":
-            yield from _shards(eqn, body, values, path)
+            yield from _shards(eqn, body, values, path, again)
         else:
-            yield from _inlined(eqn, body, values, f"{path}/{eqn.params.get('name', '')}".rstrip("/"))
+            # A checkpointed function stands in the backward pass as one call: what is recomputed, and its gradient.
+            inside = again or eqn.params.get("differentiated") is True
+            yield from _inlined(eqn, body, values, f"{path}/{eqn.params.get('name', '')}".rstrip("/"), inside)
 
 
-def _inlined(eqn: Any, body: Any, values: dict[Any, Value], path: str) -> Iterator[Equation]:
+def _inlined(eqn: Any, body: Any, values: dict[Any, Value], path: str, again: bool) -> Iterator[Equation]:
     inner = getattr(body, "jaxpr", body)
     local = {var: Value(var.aval) for var in inner.constvars}
     for var, outer in zip(inner.invars, eqn.invars, strict=True):
         local[var] = _value(outer, values) or Value(var.aval)
-    yield from _equations(inner, local, path)
+    yield from _equations(inner, local, path, again)
     for var, outer in zip(inner.outvars, eqn.outvars, strict=True):
         made = _value(var, local)
         values[outer] = Value(outer.aval) if made is None else made
 
 
-def _shards(eqn: Any, body: Any, values: dict[Any, Value], path: str) -> Iterator[Equation]:
+def _shards(eqn: Any, body: Any, values: dict[Any, Value], path: str, again: bool) -> Iterator[Equation]:
     inner = getattr(body, "jaxpr", body)
     local = {var: Value(var.aval) for var in inner.constvars}
     for var, outer, spec in zip(inner.invars, eqn.invars, eqn.params["in_specs"], strict=True):
         local[var] = Value(var.aval)
         yield Equation(ENTER, {"spec": spec}, [_value(outer, values)], [local[var]], path)
-    yield from _equations(inner, local, path)
+    yield from _equations(inner, local, path, again)
     for var, outer, spec in zip(inner.outvars, eqn.outvars, eqn.params["out_specs"], strict=True):
         yield Equation(LEAVE, {"spec": spec}, [_value(var, local)], [_new(outer, values)], path)
 

@@ -110,7 +110,7 @@ def estimated(composition: Composition, name: str) -> Estimate:
         device = target.device
         choice = calibration_for(device, installed_versions(device))
         costs = KernelCosts.of_choices(kernels, recorded_cycles(kernels, device))
-        machine = Machine(device, _links(device, target), costs, choice.calibration)
+        machine = Machine(device, target_links(device, target), costs, choice.calibration)
         return Estimate(prepared, program, kernels, memory, Roofline(walked, memory, _rates(machine)), choice)
 
 
@@ -148,7 +148,7 @@ def _rates(machine: Machine) -> Rates:
     return Rates(machine, _SCHEDULED_MATMULS / of_estimates, memory)
 
 
-def _links(device: DeviceSpec, target: Target) -> Links:
+def target_links(device: DeviceSpec, target: Target) -> Links:
     """Returns the links of the target's devices in a row, in the order of its topology where it has one."""
     links = Links.of_devices(device, None, target.jax_devices)
     sides = [int(side) for side in target.topology.split("x")] if target.topology else []

@@ -91,7 +91,11 @@ def _label(equation: Equation) -> str:
 
 
 class Roofline:
-    """The times of one scope and all inside it, run `runs` times."""
+    """The times of one scope and all inside it, run `runs` times.
+
+    `spent` and `moves` are those of the scope alone, by the step that they belong to, which is the number of steps
+    for what its outputs need; `loops` the scopes inside.
+    """
 
     def __init__(self, walked: Walked, memory: Memory, rates: Rates, runs: float = 1.0) -> None:
         """Adds up passes, collectives and inner scopes."""
@@ -99,12 +103,16 @@ class Roofline:
         self.work: list[Work] = []
         self.sent: list[Sent] = []
         self.seconds = Seconds()
+        self.spent: list[tuple[int, float]] = []
+        self.moves = list(self._collectives())
+        self.loops: list[Roofline] = []
         self._add()
 
     def _add(self) -> None:
-        spent, own = Seconds(), list(self._collectives())
-        for work, bound in self._passes():
+        spent, own = Seconds(), [item for _, item in self.moves]
+        for at, work, bound in self._passes():
             self.work.append(work)
+            self.spent.append((at, work.seconds))
             if bound == "compute":
                 spent.compute += work.seconds
             else:
@@ -116,6 +124,7 @@ class Roofline:
             # Of a conditional's branches the costliest runs, unless its scope says otherwise.
             of = min if UNLIKELY in step.equation.path else max
             for loop in [of(loops, key=lambda each: each.seconds.total)] if loops else []:
+                self.loops.append(loop)
                 self.work += loop.work
                 self.sent += loop.sent
                 inner.add(loop.seconds)
@@ -129,7 +138,7 @@ class Roofline:
         spent.add(inner)
         self.seconds = spent
 
-    def _passes(self) -> Iterator[tuple[Work, str]]:
+    def _passes(self) -> Iterator[tuple[int, Work, str]]:
         for each in self.memory.passes:
             step = self.walked.steps[each.step] if each.step < len(self.walked.steps) else None
             own = 0.0
@@ -137,19 +146,21 @@ class Roofline:
                 own = self.rates.flops(step, self.walked.mesh)
             seconds, bound = self.rates.seconds(step if each.heavy else None, own, each.bytes)
             runs = self.runs
-            yield Work(each.path, runs, own * runs, each.bytes * runs, seconds * runs), bound
+            yield each.step, Work(each.path, runs, own * runs, each.bytes * runs, seconds * runs), bound
 
-    def _collectives(self) -> Iterator[Sent]:
+    def _collectives(self) -> Iterator[tuple[int, Sent]]:
         ready, needed = _ready(self.walked), _needed(self.walked)
-        pairs: list[tuple[Value | None, Value | None, Move]] = [(v, None, move) for v, move in self.walked.closing]
-        for step in self.walked.steps:
+        last = len(self.walked.steps)
+        pairs: list[tuple[int, Value | None, Value | None, Move]]
+        pairs = [(last, value, None, move) for value, move in self.walked.closing]
+        for at, step in enumerate(self.walked.steps):
             out = step.equation.outputs[0] if step.equation.outputs else None
-            pairs += [(step.equation.inputs[at], out, move) for at, move in step.moves]
-        for step in self.walked.steps:
-            yield from self._copies(step)
-        for value, out, move in pairs:
+            pairs += [(at, step.equation.inputs[index], out, move) for index, move in step.moves]
+        for at, step in enumerate(self.walked.steps):
+            yield from ((at, item) for item in self._copies(step))
+        for at, value, out, move in pairs:
             early = value in ready or out is None or out not in needed
-            yield self._sent(move, early)
+            yield at, self._sent(move, early)
 
     def _copies(self, step: Step) -> Iterator[Sent]:
         """Yields what goes to the host's memory or comes from there: beside other work, at the bus's pace."""

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from kanawa.errors import CompositionError, KanawaError
+from kanawa.plugins import MeshRule
 
 from kanawa_parallel.plan.programs.request import PlanRequest
 from kanawa_parallel.plan.quick.estimate import quick_report
@@ -73,10 +74,10 @@ class Outcome:
         return self.report.chips * self.seconds / (self.report.tokens_per_step / 1e6)
 
 
-def evaluate(request: PlanRequest, candidate: Candidate) -> Outcome:
-    """Returns a candidate with its quick plan."""
+def evaluate(request: PlanRequest, candidate: Candidate, rule: MeshRule | None = None) -> Outcome:
+    """Returns a candidate with its quick plan, over this rule or that of the target."""
     try:
-        (composition,) = request.composed([candidate.target], candidate.modifiers)
+        (composition,) = request.composed([candidate.target], candidate.modifiers, rule)
         return Outcome(candidate, quick_report(composition, request.program))
     except CompositionError as error:
         first = error.problems[0].removeprefix(f"--on {candidate.target}: ").removeprefix(f"{request.experiment}: ")

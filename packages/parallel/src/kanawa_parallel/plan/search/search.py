@@ -134,11 +134,12 @@ def _judged(request: PlanRequest, target: str, fixed: Mapping[str, str], result:
                 continue
             seen.add(candidate)
             with stage(f"searching {target}, {len(seen)} tried: {' '.join(candidate.modifiers) or 'by its rule'}"):
-                yield evaluate(request, candidate)
+                yield evaluate(request, candidate, rule)
 
-    hand = Candidate(target)
-    yield from judged([hand])
     composition = request.composed([target])[0]
+    # What the rule, or placement, chose is where the search starts: it isn't chosen anew for each candidate.
+    rule = composition.rule
+    yield from judged([Candidate(target)])
     shape = composition.config.batch_shape()
     rows = 1 if shape is None else shape.rows
     model = composition.workload().model

@@ -82,7 +82,7 @@ def meshes(target: Target, model: Module, fixed: Mapping[str, str]) -> list[tupl
     """
     devices = target.jax_devices // target.slices
     domain = target.device.domain_chips * target.device.jax_devices_per_chip
-    experts = _experts(model)
+    experts = experts_of(model)
     made = []
     for tensor in _sizes("tensor", devices, min(_WIDEST_TENSOR, domain), fixed):
         for expert in _sizes("expert", devices // tensor, experts, fixed):
@@ -123,7 +123,7 @@ def _sizes(name: str, devices: int, most: int, fixed: Mapping[str, str]) -> Iter
             yield size
 
 
-def _experts(model: Module) -> int:
+def experts_of(model: Module) -> int:
     """Returns the most experts that a parameter of the model has; 1 without any."""
     specs: dict[str, Any] = flatten_paths(param_specs(model))
     sizes = [

@@ -35,7 +35,7 @@ def suggestions(report: Report, composition: Composition, request: PlanRequest) 
     failing: list[Suggestion] = []
     for change in candidates(composition, report):
         try:
-            (changed,) = request.composed([report.target], change)
+            (changed,) = request.composed([report.target], change, composition.rule)
         except KanawaError as error:
             logger.info("suggestion %s dropped: %s", change, error)
             continue

@@ -1,0 +1,232 @@
+"""The hook's answer: nothing where the shipped rule's plan fits, else the quickest of what was tried.
+
+One quick plan is traced a mesh, with all of each layer recomputed. What other policies and slices of the batch would
+take follows from it, and the best is planned once more as it will run.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from kanawa.composition.placement import PlacementQuestion
+from kanawa.config import digest
+from kanawa.contracts import GradientStrategy, RematPolicy, Workload
+from kanawa.errors import KanawaError
+from kanawa.module import Module, count_parameters
+from kanawa.plugins import MeshRule
+from kanawa.status import stage
+
+from kanawa_parallel.divisibility import mesh_problems
+from kanawa_parallel.passes import batch_cuts
+from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind
+from kanawa_parallel.plan.placement.choices import Choice, Modifier, Spread, kept_sets, slices_of, spreads
+from kanawa_parallel.plan.placement.reason import reason, too_large
+from kanawa_parallel.plan.placement.sketch import Guess, Kept, Sketch
+from kanawa_parallel.plan.quick.estimate import Estimate, estimated
+from kanawa_parallel.plan.quick.roofline import HOST_BANDWIDTH
+from kanawa_parallel.plan.search.evaluate import ROOM
+from kanawa_parallel.plan.search.space import experts_of
+from kanawa_parallel.remat.policies import FullRemat
+
+logger = logging.getLogger(__name__)
+
+#: Modifiers of a shipped rule that placement chooses itself; it takes the others over.
+_CHOSEN = ("remat", "accumulate", "offload-optimizer", "pipeline")
+#: A choice has to be this much quicker than one that changes less; and no mesh is tried that could gain no more.
+_GAIN, _ENOUGH = 0.02, 0.03
+#: How many meshes are traced, and how many of the best choices are planned as they will run.
+_TRACED, _PLANNED = 8, 6
+#: Bytes a parameter of a state in float32 with two moments.
+_STATE_BYTES = 12
+_STEP = "train_step"
+_FULL: Modifier = ("remat", {"policy": "full"})
+_SLICED: Modifier = ("accumulate", {"microbatches": 2})
+
+
+#: What was answered in this process: composing asks again for each change that isn't one.
+_ANSWERS: dict[tuple[str, ...], MeshRule | None] = {}
+
+
+def answer(question: PlacementQuestion) -> MeshRule | None:
+    """Returns the rule for a training step; None where the shipped one's plan fits, or where nothing can be planned.
+
+    The devices of one divided machine share its memory: no placement of theirs holds more than another.
+    """
+    if question.target.device.divisible:
+        return None
+    try:
+        with stage(f"placing for {question.target.selector}"):
+            placer = _Placer(question)
+            if placer.key not in _ANSWERS:
+                _ANSWERS[placer.key] = placer.chosen()
+            return _ANSWERS[placer.key]
+    except KanawaError as error:
+        logger.info("nothing was placed: %s", error)
+        return None
+
+
+def limit_bytes(question: PlacementQuestion) -> int:
+    """Returns the memory of one of the target's devices."""
+    device = question.target.device
+    return device.memory_bytes // device.jax_devices_per_chip
+
+
+def _planned(question: PlacementQuestion, rule: MeshRule) -> Estimate | None:
+    """Returns the quick plan of the experiment with a rule; None where it can't be, which composing reports."""
+    try:
+        return estimated(question.composed(rule), _STEP)
+    except KanawaError as error:
+        logger.info("placement: %s refused: %s", dict(rule.mesh), error)
+    except Exception as error:  # noqa: BLE001 - a layer of the user's that can't be traced fails in its own run
+        logger.info("placement: the step can't be traced: %r", error)
+    return None
+
+
+def _memory(estimate: Estimate) -> float:
+    return sum(argument_bytes(estimate.program.fn, estimate.program.abstract_args).values()) + estimate.memory.peak
+
+
+class _Placer:
+    """The search for one question; what the user's modifiers and the experiment itself set stays."""
+
+    def __init__(self, question: PlacementQuestion) -> None:
+        self.question, self.limit = question, limit_bytes(question)
+        others = question.rule.modifiers if question.rule is not None else ()
+        self.carried = tuple(modifier for modifier in others if modifier[0] not in _CHOSEN)
+        first = Spread((("fsdp", question.target.jax_devices // question.target.slices),), _across(question))
+        config = question.config(self.rule(first, (_FULL,)))
+        self.key = (digest(config, "all"), question.target.selector, repr(question.rule))
+        self.model: Module = config.model.build()
+        self.keeps_mesh = dict(config.execution.mesh.axes) != dict(first.axes)
+        self.first = Spread(tuple(config.execution.mesh.axes.items()), tuple(config.execution.mesh.dcn_axes.items()))
+        policies = [node for _, node in config.walk() if isinstance(node, RematPolicy.Config)]
+        self.keeps_policy = not any(isinstance(node, FullRemat.Config) for node in policies)
+        self.keeps_slices = not self._takes_slices(first) or any(n > 1 for _, n in batch_cuts(config, self.model))
+        shape = config.batch_shape()
+        self.length = 0 if shape is None else shape.length
+        self.choices: list[Choice] = []
+
+    def rule(self, spread: Spread, modifiers: Sequence[Modifier] = ()) -> MeshRule:
+        """Returns a spread as a rule, with the shipped rule's other modifiers."""
+        return MeshRule(
+            name="placement",
+            platform=self.question.target.device.platform,
+            mesh=dict(spread.axes),
+            dcn=dict(spread.across),
+            modifiers=(*self.carried, *modifiers),
+        )
+
+    def chosen(self) -> MeshRule | None:
+        """Returns the rule of the best choice, or of the one that lacks least; None where the shipped rule's plan fits,
+        or where nothing could be planned.
+        """
+        if self.question.rule is not None:
+            planned = _planned(self.question, self.question.rule)
+            if planned is not None and _memory(planned) * ROOM <= self.limit:
+                return None
+        traced, ideal = 0, 0.0
+        for spread in self._spreads():
+            planned = _planned(self.question, self.rule(spread, () if self.keeps_policy else (_FULL,)))
+            if planned is None:
+                continue
+            sketch = Sketch(planned)
+            self.choices += self._of(spread, sketch, planned)
+            ideal, traced = ideal or sketch.least_seconds(), traced + 1
+            best = self._ordered()[:1]
+            if traced == _TRACED or (best and best[0].guess.seconds <= ideal * (1 + _ENOUGH)):
+                break
+        if not self.choices:
+            return None
+        if not self._ordered():
+            self.choices = [choice.with_optimizer_away() for choice in self.choices]
+        return self._confirmed(traced)
+
+    def _takes_slices(self, spread: Spread) -> bool:
+        """Returns whether the batch is the user's to be cut: an experiment may take its gradients otherwise."""
+        try:
+            config = self.question.config(self.rule(spread, (_SLICED,)))
+        except KanawaError:
+            return False
+        cuts = [node.build().cuts() for _, node in config.walk() if isinstance(node, GradientStrategy.Config)]
+        return {"microbatches": 2} in cuts
+
+    def _spreads(self) -> Iterator[Spread]:
+        """Yields the meshes that the model's sizes divide by and whose devices can hold the state."""
+        target = self.question.target
+        if self.keeps_mesh:
+            yield self.first
+            return
+        state = count_parameters(self.model).total * _STATE_BYTES
+        every = spreads(target, state, experts_of(self.model))
+        holding = [spread for spread in every if state / spread.shards <= self.limit]
+        for spread in holding or sorted(every, key=lambda spread: -spread.shards):
+            config = cast(Workload.Config, self.question.config(self.rule(spread)))
+            if not mesh_problems(config, self.model, target.jax_devices, target.slices):
+                yield spread
+
+    def _of(self, spread: Spread, sketch: Sketch, planned: Estimate) -> list[Choice]:
+        """Returns what can be kept and cut on a mesh."""
+        shape = planned.prepared.composition.config.batch_shape()
+        mesh = dict(planned.prepared.environment.mesh.shape) if planned.prepared.environment.mesh is not None else {}
+        counts = [1] if self.keeps_slices or shape is None else slices_of(shape.rows, mesh)
+        sets = [Kept()] if self.keeps_policy else list(kept_sets(sketch.tags))
+        kinds = bytes_by_kind(argument_bytes(planned.program.fn, planned.program.abstract_args))
+        optimizer = 0.0 if planned.prepared.composition.config.execution.optimizer_memory else kinds.get("optimizer", 0)
+        away = Guess(2 * optimizer / HOST_BANDWIDTH, -float(optimizer))
+        return [
+            Choice(spread, kept, count, sketch.guess(kept, count), away, sketch.fixed_bytes)
+            for kept in sets
+            for count in counts
+        ]
+
+    def _ordered(self) -> list[Choice]:
+        """Returns the choices that fit: of those about as quick as the quickest the plainest comes first."""
+        fitting = sorted(
+            (choice for choice in self.choices if choice.guess.memory_bytes * ROOM <= self.limit),
+            key=lambda choice: choice.guess.seconds,
+        )
+        least = fitting[0].guess.seconds * (1 + _GAIN) if fitting else 0.0
+        near = [choice for choice in fitting if choice.guess.seconds <= least]
+        plain = sorted(near, key=lambda choice: (choice.changes, choice.guess.memory_bytes))
+        return [*plain, *fitting[len(near) :]]
+
+    def _confirmed(self, traced: int) -> MeshRule:
+        """Returns the rule of the best choice as it will run: what was guessed of the likeliest is planned, till the
+        best is one of these.
+        """
+        known: dict[Choice, MeshRule] = {}
+        for _ in range(_PLANNED):
+            ordered = self._ordered()
+            if not ordered or ordered[0] in known:
+                break
+            choice = ordered[0]
+            rule = self.rule(choice.spread, choice.modifiers(self.keeps_policy))
+            planned = _planned(self.question, rule)
+            self.choices.remove(choice)
+            if planned is None:
+                continue
+            found = Guess(planned.times.seconds.total, _memory(planned))
+            # What a plan needs more than was guessed, others on its mesh need too.
+            more = found.memory_bytes / choice.guess.memory_bytes
+            if found.memory_bytes * ROOM > self.limit:
+                self.choices = [one.needing(more) if one.spread == choice.spread else one for one in self.choices]
+            done = dataclasses.replace(choice, guess=found)
+            self.choices.append(done)
+            known[done] = rule
+        best = next((choice for choice in self._ordered() if choice in known), None)
+        if best is not None:
+            return _with_reason(known[best], reason(best, self._ordered(), self.limit, traced))
+        nearest = min(self.choices, key=lambda choice: choice.guess.memory_bytes)
+        why = too_large(nearest, self.question.target, self.length, self.limit)
+        logger.warning("%s", why)
+        return _with_reason(self.rule(nearest.spread, nearest.modifiers(self.keeps_policy)), why)
+
+
+def _with_reason(rule: MeshRule, why: str) -> MeshRule:
+    return dataclasses.replace(rule, reason=why)
+
+
+def _across(question: PlacementQuestion) -> tuple[tuple[str, int], ...]:
+    slices = question.target.slices
+    return (("data", slices),) if slices > 1 else ()

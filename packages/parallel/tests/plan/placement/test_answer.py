@@ -1,0 +1,87 @@
+"""Placement: what is chosen where the shipped rule's plan doesn't fit, why, and what stays the user's."""
+
+import kanawa as kn
+import pytest
+from kanawa.composition.experiment import compose
+from kanawa.composition.target import parse_target
+from kanawa.plugins import MeshRule
+from kanawa_parallel.plan.placement import answer as placement
+from kanawa_parallel.plan.placement.choices import kept_sets, slices_of, spreads
+from kanawa_parallel.plan.placement.sketch import Kept
+from kanawa_parallel.plan.quick.estimate import quick_report
+from kanawa_parallel.plan.search.evaluate import ROOM
+
+ROWS = "batch_size=8"
+WORDS = ("plan-job", "tight-2", [], [ROWS])
+
+
+@pytest.fixture
+def placed(unplaced_job):
+    """The job on two devices whose shipped rule's plan doesn't fit them."""
+    placement._ANSWERS.clear()
+    return compose(*WORDS)
+
+
+def test_what_does_not_fit_by_the_rule_fits_where_it_is_placed(placed):
+    report = quick_report(placed, "train_step")
+    assert report.memory["total"] * ROOM <= report.memory_limit_bytes and placed.rule.name == "placement"
+    by_rule = quick_report(compose(*WORDS, rule=MeshRule(name="r", platform="cpu", mesh={"fsdp": 2})), "train_step")
+    assert by_rule.memory["total"] * ROOM > by_rule.memory_limit_bytes
+
+
+def test_the_choice_is_on_record_with_figures_and_others_and_is_the_same_again(placed):
+    why = kn.show("plan-job", on="tight-2", set=ROWS).why("execution.mesh")[-1]
+    assert why.set_by.startswith("mesh rule mesh, placement of kanawa-parallel") and "a step, " in why.set_by
+    assert "; next: " in why.set_by and "traced" in why.set_by
+    placement._ANSWERS.clear()
+    assert compose(*WORDS).rule == placed.rule and compose(*WORDS).config == placed.config
+
+
+def test_one_device_and_a_rule_that_fits_are_left_alone(unplaced_job, monkeypatch):
+    assert compose("plan-job", "box-4").rule.name == "cpu"
+    monkeypatch.setattr(placement, "answer", None)
+    assert compose("plan-job", "box-1").config.execution.mesh is None
+
+
+def test_a_rule_of_the_user_wins_though_its_plan_does_not_fit(job):
+    assert compose(*WORDS).rule.name.startswith("user.")
+
+
+def test_what_the_user_set_stays(unplaced_job):
+    placement._ANSWERS.clear()
+    words = ['mesh:axes={"data":2}', "remat:policy=full", "accumulate:microbatches=2"]
+    for word in words:
+        composition = compose("plan-job", "tight-2", [word], [ROWS])
+        config = composition.config
+        stack = config.model.stack
+        found = {
+            words[0]: dict(config.execution.mesh.axes) == {"data": 2},
+            words[1]: type(stack.remat).__qualname__ == "FullRemat.Config",
+            words[2]: config.gradients.microbatches == 2,
+        }
+        assert found[word], word
+
+
+def test_what_can_not_fit_says_what_would(unplaced_job, caplog):
+    placement._ANSWERS.clear()
+    composition = compose("plan-job", "tight-2", [], ["model.input_dim=512"])
+    assert "nothing fits tight-2: the nearest" in composition.rule.reason and "what would: about tight-" in caplog.text
+
+
+def test_meshes_are_tried_by_domains_and_only_those_that_a_model_can_use(unplaced_job):
+    first = [dict(each.axes) for each in spreads(parse_target("box-8"), 100.0, experts=1)]
+    assert first[:2] == [{"fsdp": 8}, {"data": 8}] and {"fsdp": 4, "tensor": 2} in first
+    assert not any("expert" in axes for axes in first)
+    mixture = [dict(each.axes) for each in spreads(parse_target("box-8"), 100.0, experts=4)]
+    assert {"fsdp": 2, "expert": 4} in mixture
+    # Between machines there are copies, unless one machine can't hold a copy.
+    assert dict(spreads(parse_target("box-32"), 100.0, experts=1)[0].axes) == {"data": 32}
+    assert dict(spreads(parse_target("box-32"), 17 * 2**29, experts=1)[0].axes) == {"fsdp": 32}
+    assert dict(spreads(parse_target("box-32"), 4 * 2**29, experts=1)[0].axes) == {"data": 4, "fsdp": 8}
+
+
+def test_activations_are_kept_in_groups(unplaced_job):
+    sets = list(kept_sets(["attention_out", "attention_residuals", "key", "layer_input", "query", "value"]))
+    assert Kept() in sets and Kept(frozenset(("key", "query", "value")), frozenset(("layer_input",))) in sets
+    assert all(("query" in each.save) == ("key" in each.save) for each in sets) and len(sets) == 2 * 3 * 2
+    assert slices_of(96, {"data": 2, "fsdp": 4, "tensor": 2}) == [1, 2, 3, 4, 6, 12]
