@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from kanawa.composition.target import Target
 from kanawa.config import Config
 from kanawa.plugins import MeshRule, host
 from kanawa.plugins.records import Purpose
-
-if TYPE_CHECKING:
-    from kanawa.composition.experiment import Composition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +18,14 @@ class PlacementQuestion:
 
     `rule` is the shipped rule that fits best, with the mesh that the model's sizes divide by; None for none. With a
     choice (a MeshRule without a -1), `config` is the experiment's config, modifiers and overrides of the user applied
-    last and nothing checked; `composed` the checked composition. Both raise KanawaError where the choice doesn't fit.
+    last and nothing checked; `composed` the checked `Composition`. Both raise KanawaError where the choice doesn't fit.
     """
 
     target: Target
     purpose: Purpose
     rule: MeshRule | None
     config: Callable[[MeshRule], Config]
-    composed: Callable[[MeshRule], Composition]
+    composed: Callable[[MeshRule], Any]
 
 
 def placed(question: PlacementQuestion) -> MeshRule | None:
