@@ -21,8 +21,8 @@ from kanawa.contracts import CausalLM
 from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 
+from kanawa_parallel.cost_terms import sent_bytes
 from kanawa_parallel.plan.cost.calibration import calibration_for
-from kanawa_parallel.plan.cost.collectives import sent_bytes
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.memory.arguments import local_bytes
 from kanawa_parallel.plan.programs.decode import cast_spec, placed
