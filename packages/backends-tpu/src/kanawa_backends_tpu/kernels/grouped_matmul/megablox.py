@@ -1,4 +1,4 @@
-"""grouped_matmul.tpu.megablox: JAX's grouped matrix product for TPUs and its two gradients.
+"""grouped_matmul.tpu.megablox: JAX's grouped matrix product for TPUs, and the gradient of its matrices.
 
 Only tiles that hold rows are computed, so padding after the last group costs nothing.
 """
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
+from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 from kanawa.kernels.grouped_matmul import GroupedMatmulProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.platform import current_platform
@@ -15,7 +15,8 @@ from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins import DeviceSpec
 from kanawa.plugins.devices import device_spec_of_kind
 
-from kanawa_backends_tpu.kernels.grouped_matmul.tiles import MatmulShape, tile_sizes
+from kanawa_backends_tpu.kernels.grouped_matmul.tiles import SUMMED_VMEM_BYTES, MatmulShape, tile_sizes
+from kanawa_backends_tpu.kernels.grouped_matmul.weight_gradient import weight_gradient
 
 _DTYPES = frozenset({"bfloat16", "float32"})
 
@@ -27,7 +28,7 @@ class Megablox(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
-    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"gmm", 1),)
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"weight_gradient", 1), (r"gmm", 1))
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
 
@@ -78,13 +79,13 @@ class Megablox(Kernel):
             interpret=self.interpret,
         )
         tiling = self._tiles(problem, problem.inner, problem.columns, summed_rows=True)
-        drhs = tgmm(
-            _filled(lhs, tiling[0]).swapaxes(0, 1),
+        drhs = weight_gradient(
+            _filled(lhs, tiling[0]),
             _filled(cotangents, tiling[0]),
             sizes,
-            preferred_element_type=rhs.dtype,
-            tiling=tiling,
-            num_actual_groups=problem.groups,
+            tiles=tiling,
+            dtype=rhs.dtype,
+            vmem_bytes=SUMMED_VMEM_BYTES,
             interpret=self.interpret,
         )
         return {"lhs": _without_tail(dlhs[: problem.rows], sizes), "rhs": drhs}

@@ -14,6 +14,10 @@ from kanawa.plugins import DeviceSpec
 _LANES = 128
 #: Two copies of each tile, and sums, within 16 MiB, the default on-chip budget, which megablox doesn't raise.
 _VMEM_BYTES = 13 * 2**20
+#: On-chip memory that the gradient of the matrices asks for, and the part of it that its tiles may take.
+SUMMED_VMEM_BYTES, _SUMMED_TILES = 48 * 2**20, 0.7
+#: Rows in the time in which a tile's products are added to the sums.
+_ADDED = 128
 #: Multiplications that a matrix unit could have done in what a step of the grid takes beside its matmuls: some 380
 #: cycles (final bundles of libtpu 0.0.52 for v5p) of four units of 128 x 128.
 _STEP = 380 * 4 * 128 * 128
@@ -43,9 +47,10 @@ def tile_sizes(product: MatmulShape, device: DeviceSpec | None) -> tuple[int, in
 @functools.lru_cache(maxsize=256)
 def _cheapest(product: MatmulShape, per_byte: float) -> tuple[int, int, int]:
     whole = math.ceil(product.rows / 16) * 16
+    room = SUMMED_VMEM_BYTES * _SUMMED_TILES if product.summed_rows else _VMEM_BYTES
     rows = [size for size in _ROWS if size <= whole] or [16]
     candidates = itertools.product(rows, _widths(product.inner), _widths(product.columns))
-    fitting = [sizes for sizes in candidates if _vmem(product, *sizes) <= _VMEM_BYTES]
+    fitting = [sizes for sizes in candidates if _vmem(product, *sizes) <= room]
     # Among equals the largest: fewer steps than counted never hurt.
     return min(fitting, key=lambda sizes: (_cost(product, per_byte, *sizes), [-size for size in sizes]))
 
@@ -65,9 +70,9 @@ def _widths(width: int) -> Iterable[int]:
 def _vmem(p: MatmulShape, rows: int, inner: int, columns: int) -> int:
     inner, columns = (math.ceil(width / _LANES) * _LANES for width in (inner, columns))
     if p.summed_rows:
-        # Both sides are masked in fp32, and the left one is transposed there.
+        # Two copies of what is fetched and written, the left side transposed, the right one masked in fp32, and sums.
         fetched, out = rows * (inner + columns), inner * columns
-        return fetched * (2 * p.itemsize + 4) + rows * inner * 4 + out * (4 + 2 * p.itemsize)
+        return 2 * p.itemsize * (fetched + out) + rows * (inner * p.itemsize + columns * 4) + out * (4 + 4)
     out = rows * columns
     return 2 * p.itemsize * inner * (rows + columns) + out * (2 * 4 + 2 * p.itemsize)
 
@@ -81,6 +86,8 @@ def _cost(p: MatmulShape, per_byte: float, rows: int, inner: int, columns: int) 
     # A matrix unit takes as long to be filled with 128 x 128 numbers as for 128 rows of them.
     padded = (max(size, _LANES) for size in (rows, inner, columns))
     computed = steps * math.prod(padded)
+    if p.summed_rows:
+        computed += steps * _ADDED * inner * columns
     left = of_columns * of_rows * rows * of_inner * inner
     if p.summed_rows:
         right, out = of_inner * of_rows * rows * of_columns * columns, p.groups * p.inner * p.columns
