@@ -16,6 +16,7 @@ from kanawa.arrays.constrain import constrain_param
 from kanawa.arrays.init import Initializer, fan_in_normal, zeros
 from kanawa.arrays.plan import current_plan
 from kanawa.arrays.spec import ParamSpec
+from kanawa.arrays.stored_shard import StoredShard
 from kanawa.config import FROM_PARENT, Configurable
 from kanawa.errors import ContextError, ModuleError, did_you_mean
 from kanawa.foreign.names import Names
@@ -302,8 +303,11 @@ class Module(Configurable, abstract=True):
         if name not in context.params:
             message = f"{self.path}: the parameters passed in hold no {name!r}{did_you_mean(name, context.params)}"
             raise ModuleError(message)
-        value: jax.Array = context.params[name]
+        value: jax.Array | StoredShard = context.params[name]
         wanted = jnp.dtype(current_plan().precision.compute if dtype is None else dtype)
+        if isinstance(value, StoredShard):
+            stored = value.array.dtype
+            return value.whole(wanted if jnp.issubdtype(stored, jnp.floating) else stored)
         # Integers (codes of a quantised weight) keep their dtype, whatever maths runs in.
         if value.dtype == wanted or not jnp.issubdtype(value.dtype, jnp.floating):
             return value

@@ -111,10 +111,12 @@ def shard_map(
     out_specs: Any,
     axis_names: Sequence[str],
     param_specs: Any = None,
+    prepare: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
     """Returns `function` run per shard over `axis_names` of the context mesh.
 
-    Parameters arrive whole unless `param_specs` says otherwise. Metrics and losses are summed over the shards;
+    Parameters arrive whole unless `param_specs` says otherwise; `prepare` changes their tree on each shard, such as to
+    one of `StoredShard`. Metrics and losses are summed over the shards;
     state updates must not differ between shards.
     """
     names = tuple(axis_names)
@@ -129,7 +131,7 @@ def shard_map(
             if inner_key is not None:
                 # By shard, because each has other rows: with one key all would drop the same places of theirs.
                 lazy = LazyKey(inner_key, tuple(jax.lax.axis_index(name) for name in names))
-            result, outputs = scope.run(function, params, state, lazy, inner)
+            result, outputs = scope.run(function, params if prepare is None else prepare(params), state, lazy, inner)
             return result, outputs.across(names)
 
         whole = PartitionSpec()

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Int
 from kanawa.arrays.constrain import auto_mesh_shape
 from kanawa.arrays.plan import current_plan
-from kanawa.arrays.rules import assign, misfits, partition, resolve
+from kanawa.arrays.rules import Assignment, assign, assign_param, misfits, partition
+from kanawa.arrays.stored_shard import StoredShard
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import Distributed, TokenDispatcher
 from kanawa.kernels.platform import current_platform
@@ -84,7 +85,11 @@ class _Trip:
         sent = jax.lax.all_gather(own, axis)
         #: Of each shard that receives: the rows from shards before this one, and with them those of this one.
         self.begin = (jnp.cumsum(sent, axis=0) - sent)[jax.lax.axis_index(axis)]
-        self.most, self.ends = jnp.max(jnp.sum(sent, axis=0)), jnp.cumsum(own)
+        self.ends = jnp.cumsum(own)
+        # The same number on every shard of the mesh: weights may be gathered in a further round, over any axis.
+        mesh = jax.sharding.get_abstract_mesh()
+        manual = tuple(n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Manual)
+        self.most = jax.lax.pmax(jnp.max(jnp.sum(sent, axis=0)), manual)
         self.starts = self.ends - own
 
     def going(self, number: int | Int[Array, ""]) -> Int[Array, "shards experts"]:
@@ -159,6 +164,17 @@ class ExpertsOverShards(Distributed):
         shards = mesh.get(self.axis, 1)
         exchanges = shards > 1 and self._exchanges(experts, x, ids, tokens, mesh)
 
+        # As they are stored, so that they are cast before they are gathered and their gradients scattered as they are
+        # added up: entering whole, fp32 parameters would be gathered, and whole fp32 gradients summed over all shards.
+        rules = (("experts", (self.axis,)), *current_plan().param_rules)
+        stored = {
+            path: assign_param(spec.shape, spec.axes, rules, mesh)
+            for path, spec in flatten_paths(param_specs(experts)).items()
+        }
+        specs = unflatten_paths({path: partition(assigned) for path, assigned in stored.items()})
+        held = {self.axis} if exchanges else set[str]()
+        whole = {path: tuple(tuple(n for n in names if n not in held) for names in s) for path, s in stored.items()}
+
         def local(x: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:
             if not exchanges:
                 return dispatcher.on_one_shard(experts, x, ids, weights)
@@ -170,7 +186,8 @@ class ExpertsOverShards(Distributed):
             in_specs=(tokens, tokens, tokens),
             out_specs=tokens,
             axis_names=tuple(mesh),
-            param_specs=self._param_specs(experts, mesh if exchanges else {}),
+            param_specs={**{name: PartitionSpec() for name in current_context().params}, experts.name: specs},
+            prepare=lambda params: {**params, experts.name: _to_gather(params[experts.name], whole)},
         )
         out: jax.Array = mapped(x, ids, weights)
         return out
@@ -190,13 +207,10 @@ class ExpertsOverShards(Distributed):
         device = None if kind is None else device_spec_of_kind(kind)
         return Traffic(rows, room, x.shape[-1], itemsize, numbers * itemsize, shards).exchange_is_cheaper(device)
 
-    def _param_specs(self, experts: kn.Module, mesh: Mapping[str, int]) -> dict[str, Any]:
-        """Returns how the mixture's parameters enter: experts split over the axis if `mesh` has it, all else whole."""
-        held = {self.axis: mesh[self.axis]} if self.axis in mesh else {}
-        rules = (("experts", (self.axis,)),)
-        flat = {path: resolve(spec.axes, rules, held) for path, spec in flatten_paths(param_specs(experts)).items()}
-        whole = {name: PartitionSpec() for name in current_context().params}
-        return {**whole, experts.name: unflatten_paths(flat)}
+
+def _to_gather(params: Any, whole: Mapping[str, Assignment]) -> Any:
+    """Returns the tree with each parameter as its shard, gathered over the mesh axes in `whole` where it is read."""
+    return unflatten_paths({path: StoredShard(x, whole[path]) for path, x in flatten_paths(params).items()})
 
 
 def _token_spec(shape: tuple[int, ...], mesh: Mapping[str, int]) -> PartitionSpec | None:
