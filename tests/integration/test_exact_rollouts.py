@@ -1,7 +1,12 @@
 """Rollouts whose log-probabilities are the training step's, bit for bit: attention, experts, recurrences and LoRA."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.experiment import compose
+from kanawa.contracts import Environment, RolloutBatch
 from kanawa.errors import KanawaError
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
@@ -13,6 +18,7 @@ from kanawa_runtime.rollouts.grpo import GRPO
 from kanawa_runtime.rollouts.rewards import matching_tokens
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.split_step import SplitProgram, halves
 from kanawa_runtime.train.trainer import Trainer
 
 WIDE = {"num_layers": 2, "input_dim": 32, "num_heads": 4, "vocab_size": 120}
@@ -73,6 +79,30 @@ def test_the_step_computes_the_log_probabilities_of_the_rollouts_bit_for_bit(fam
     assert min(differences(trained(experiment(family, exact=False), tmp_path / "usual", modifiers))) > 0.0
 
 
+def test_a_step_in_two_programs_makes_the_updates_of_one():
+    trainer = experiment("attention").set(batch_size=4).build()
+    step = trainer.programs(Environment())["train_step"]
+    draw = np.random.default_rng(0)
+    shape = step.abstract_args[1].input_ids.shape
+    ids, segments = draw.integers(0, 100, (2, *shape), np.int32), np.ones(shape, np.int32)
+    places = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    weights, gains, before = (draw.random(shape, np.float32) for _ in range(3))
+    batch = RolloutBatch(*ids, places, segments, weights, gains - 0.5, -5 * before, draw_keys=ids[0])
+    results = []
+    for program in (SplitProgram(trainer, step), step):
+        compiled, state = program.lower().compile(), jax.jit(trainer.init)()
+        if program is not step:
+            logprobs, _ = compiled.forward(state.params, state.state, state.step, batch)
+            compiled.forward(state.params, state.state, state.step, batch._replace(input_ids=ids[1]))
+            np.testing.assert_array_equal(logprobs, compiled.forward(state.params, state.state, state.step, batch)[0])
+        after, report = compiled(state, batch)
+        results.append((flatten_paths(after.params), flatten_paths(after.opt), report.read()))
+    for ours, theirs in zip(*(result[:2] for result in results), strict=True):
+        for path, leaf in ours.items():
+            np.testing.assert_allclose(leaf, theirs[path], rtol=1e-3, atol=2e-6, err_msg=path)
+    assert results[0][2] == pytest.approx(results[1][2], rel=1e-4, abs=1e-6)
+
+
 @pytest.mark.nightly
 def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
     # Cut between two updates on the same rollouts, whose keys have to be in the checkpoint.
@@ -87,6 +117,15 @@ def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
     ]
     assert facts[0] == facts[1]
     assert len(facts[0]) == 4
+
+
+def test_what_is_shown_may_not_depend_on_what_comes_late():
+    with pytest.raises(KanawaError, match="depend on rewards"):
+        halves(lambda x, late: (x, (x * late,)), (1.0, 2.0), [False, True], 1)
+    cut = halves(lambda x, y, late: (jnp.sin(x) * late + x, (jnp.sin(x),)), (1.0, 2.0, 3.0), [False, False, True], 1)
+    floats, others, shown = cut.first([0.5, 9.0, 0.0])
+    assert float(shown[0]) == float(floats[0]) == pytest.approx(np.sin(0.5))
+    assert float(cut.second(floats, others, [0.0, 9.0, 4.0])[0]) == pytest.approx(4 * np.sin(0.5) + 0.5)
 
 
 @pytest.mark.parametrize(

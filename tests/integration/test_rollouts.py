@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 from xla_options import xla_flags
 
@@ -103,6 +104,33 @@ def test_a_batch_drawn_ahead_is_of_the_parameters_before_the_last_update_and_rep
     # The ratio is to what drew the tokens: after an update it is no longer one.
     assert ahead[0]["loss"] == pytest.approx(0, abs=1e-6)
     assert max(abs(event["loss"]) for event in ahead[1:]) > 1e-5
+
+
+CALLS, THIRD_DRAW = [], threading.Event()
+
+
+def patient(rollout):
+    """Waits, in the second batch, until the third one is being drawn."""
+    CALLS.append(len(CALLS) != 32 or THIRD_DRAW.wait(30))
+    return matching_tokens(rollout)
+
+
+def test_a_batch_is_drawn_while_the_one_before_is_still_rated(tmp_path, monkeypatch):
+    CALLS.clear()
+    begun, really = [], EngineSampler.draw
+
+    def draw(self, *args, **options):
+        begun.append(args)
+        if len(begun) == 3:
+            THIRD_DRAW.set()
+        return really(self, *args, **options)
+
+    monkeypatch.setattr(EngineSampler, "draw", draw)
+    cfg = experiment(steps=3, grpo={"reward": patient})
+    cfg.rollouts.set(off_policy=True)
+    trained(cfg, tmp_path / "ahead")
+    assert len(CALLS) >= 3 * 32
+    assert all(CALLS)
 
 
 def first_letter(rollout):

@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn tokens, and the draws again, by arithmetic that is the same in every program."""
+"""Log-probabilities of drawn tokens, and the draws again."""
 
 import functools
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
-from kanawa.arrays.draws import noisy_argmax
+from kanawa.arrays.draws import keyed_draw
 from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.models.target_nll import nll_gradients
@@ -27,10 +27,8 @@ def repeated_draws(
 ) -> tuple[Float[Array, "B T"], Int[Array, "B T"]]:
     """Returns log p of each target, fp32, and the token that the key's noise draws at each place.
 
-    Chunks of the length are computed one after another, behind barriers: the compiler joins no part of them with what
-    surrounds them, so that a program with gradients and one without compute the same bits from the same states.
+    Chunks of the length are computed one after another, so that logits never exist as a whole.
     """
-    hidden, weight = jax.lax.optimization_barrier((hidden, weight))
     rows, length = targets.shape
     vocab = weight.shape[0] if tied else weight.shape[1]
     chunk = _largest_divisor(length, max(1, _MAX_LOGITS // (rows * vocab)))
@@ -42,13 +40,10 @@ def repeated_draws(
         states, wanted, key = part
         logits = matmul(states, weight, outputs_first=tied, dtype=jnp.float32, logits=True)
         logits = logits if logit_cap is None else logit_cap * jnp.tanh(logits / logit_cap)
-        logits = jax.lax.optimization_barrier(logits)
         top = jnp.max(logits, axis=-1)
-        # Sums of exponentials behind a barrier of their own: a draw that nobody reads must not change them.
-        sums = jax.lax.optimization_barrier(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+        shares = jnp.exp(logits - top[..., None])
         own = jnp.take_along_axis(logits, wanted[..., None], axis=-1)[..., 0]
-        logprobs, choices = own - top - jnp.log(sums), noisy_argmax(logits, key)
-        return None, jax.lax.optimization_barrier((logprobs, choices))
+        return None, (own - top - jnp.log(jnp.sum(shares, axis=-1)), keyed_draw(shares, key))
 
     _, parts = jax.lax.scan(one, None, (chunked(hidden), chunked(targets), chunked(keys)))
     logprobs, choices = (jnp.moveaxis(part, 0, 1).reshape(rows, length) for part in parts)

@@ -1,20 +1,18 @@
-"""Completions that the trainer's own forward program draws, and their log-probabilities, bit for bit.
+"""Completions that the training step itself draws, and their log-probabilities, bit for bit.
 
 An engine decodes by other programs than a step trains by, so its log-probabilities differ in their last bits, in
-bfloat16 by percents, and where experts are chosen by much more. Here the engine proposes: tokens are argmax(logits +
-noise), and the noise follows from a key. One forward pass by the trainer's arithmetic repeats all draws with the same
-noise. Where one differs, the trainer's token takes its place and the engine continues after it, until a whole pass
-repeats every token. Each token is then a draw from the trainer's distribution given the tokens before it.
+bfloat16 by percents, and where experts are chosen by much more. Here the engine proposes: tokens are drawn with noise
+that follows from a key. The step's forward half repeats all draws with the same noise. Where one differs, its token
+takes the other's place and the engine continues after it, until a whole pass repeats every token. Each token is then a
+draw from the trainer's distribution given the tokens before it, and the step goes on from that last pass.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from kanawa.arrays.prng import step_key
-from kanawa.contracts import Environment, Program, RolloutBatch
+from kanawa.contracts import Environment, RolloutBatch
 
 from kanawa_runtime.data.permutation import stream_key
 from kanawa_runtime.rollouts.exchange import Exchange
@@ -22,7 +20,7 @@ from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler
 from kanawa_runtime.rollouts.written import laid_out
 from kanawa_runtime.serve.engine.sequence import random_numbers
 from kanawa_runtime.train.batches import global_batch, local_rows, own_rows
-from kanawa_runtime.train.rollout_slot import TrainedPart
+from kanawa_runtime.train.split_step import SplitStep, unrated
 
 #: XLA may leave out a rounding between two operations that it joins, and joins others in a program with gradients.
 _ROUNDED = {"xla_allow_excess_precision": False}
@@ -40,22 +38,18 @@ class RepeatedDraws:
     number of forward passes and `redrawn` that of the tokens which the engine had to draw again, both of all processes.
     """
 
-    def __init__(
-        self, sampler: EngineSampler, trained_part: TrainedPart, environment: Environment, params: Any, state: Any,
-        abstract: RolloutBatch,
-    ) -> None:  # fmt: skip
+    def __init__(self, sampler: EngineSampler, step: SplitStep, abstract: RolloutBatch) -> None:
         self._sampler, self._rows = sampler, local_rows(abstract)
         self._shape = len(self._rows), abstract.input_ids.shape[1]
-        self._abstract = abstract._replace(old_logprobs=None, reference_logprobs=None)
-        self._forward = _forward_program(trained_part, environment, params, state, self._abstract).lower().compile()
+        self._abstract, self._step = unrated(abstract), step
         self._exchange = Exchange("exact")
-        self._weights: tuple[Any, ...] = ()
+        self._weights: tuple[Any, Any, Any] = ({}, {}, 0)
         self.keys: Any = np.zeros(self._shape, np.int32)
         self.passes = self.redrawn = 0
 
-    def load(self, params: Any, state: Any, key: jax.Array) -> None:
-        """Takes the parameters that the sampler has loaded, and the key of the step that will train on the draws."""
-        self._weights = params, state, key
+    def load(self, params: Any, state: Any, step: int) -> None:
+        """Takes the parameters that the sampler has loaded, and the updates before the one that trains on the draws."""
+        self._weights = params, state, np.int32(step)
 
     def draw(
         self, prompts: Sequence[tuple[int, ...]], new_tokens: Sequence[int], stops: tuple[int, ...],
@@ -83,7 +77,7 @@ class RepeatedDraws:
             return
         seeds = [stream_key(row.seed, row.times) if row.times else row.seed for row in rows]
         limits = [row.limit - len(row.ids) for row in rows]
-        drawn = self._sampler.draw([(*row.prompt, *row.ids) for row in rows], limits, stops, seeds)
+        drawn = self._sampler.draw([(*row.prompt, *row.ids) for row in rows], limits, stops, seeds, logprobs=False)
         for row, seed, more in zip(rows, seeds, drawn, strict=True):
             self.redrawn += len(more.ids) if row.times else 0
             row.times += 1
@@ -98,9 +92,8 @@ class RepeatedDraws:
         self.keys = np.zeros(self._shape, np.int32)
         for index, row in enumerate(rows):
             self.keys[index, row.written] = row.keys
-        params, state, key = self._weights
-        batch = global_batch(laid._replace(draw_keys=self.keys), self._abstract, self._rows)
-        logprobs, choices = self._forward(params, state, batch, key)[:2]
+        batch = global_batch(unrated(laid._replace(draw_keys=self.keys)), self._abstract, self._rows)
+        logprobs, choices = self._step.forward(*self._weights, batch)
         return own_rows(logprobs, self._rows), own_rows(choices, self._rows)
 
 
@@ -137,27 +130,3 @@ class _Row:
     def drawn(self, logprobs: np.ndarray, stops: tuple[int, ...]) -> Drawn:
         mine = tuple(float(x) for x in logprobs[self.written])
         return Drawn(tuple(self.ids), mine, "stop" if self.ids[-1] in stops else "length")
-
-
-def _forward_program(
-    trained_part: TrainedPart, environment: Environment, params: Any, state: Any, batch: RolloutBatch
-) -> Program:
-    """Returns the program of the targets' log-probabilities and of the tokens drawn in their places.
-
-    It is the forward half of the training step, residuals and all: without them the compiler would join other
-    operations, and round elsewhere.
-    """
-
-    def forward(params: Any, state: Any, batch: RolloutBatch, key: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
-        trained, loss = trained_part(params)
-        loss = dataclasses.replace(loss, emit=("**.logprobs", "**.choices"))
-
-        def total(trained: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-            outputs = loss(trained, state, batch, key)
-            return outputs.total_loss(), {path.rpartition(".")[2]: x for path, x in outputs.emitted.items()}
-
-        value, backward, emitted = jax.vjp(total, trained, has_aux=True)
-        return emitted["logprobs"], emitted["choices"], (value, jax.tree.leaves(backward))
-
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (params, state))
-    return Program("repeated draws", forward, (*abstract, batch, step_key(0, 0)), (), None, environment)

@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from kanawa.arrays.prng import step_key
 from kanawa.contracts import Batch, CausalLM, DataSource, Environment, Program, RolloutBatch
 from kanawa.errors import UsageError
 from kanawa.module import EmissionError, functional
@@ -27,11 +26,19 @@ from kanawa_runtime.rollouts.reward_model import RewardModel
 from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler, RolloutError, seed_of
 from kanawa_runtime.rollouts.written import Written, laid_out, restored_rows
 from kanawa_runtime.train.batches import global_batch, local_rows, own_rows
-from kanawa_runtime.train.rollout_slot import Made, RolloutWriter, TrainedPart
+from kanawa_runtime.train.rollout_slot import Made, RolloutWriter
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class _Ahead(NamedTuple):
+    """A batch that is being made: whether the engine is done with it, and all of it once it is rated."""
+
+    first_row: int
+    is_drawn: threading.Event
+    written: Future[Written]
 
 
 class RolloutMaker(RolloutWriter):
@@ -43,7 +50,7 @@ class RolloutMaker(RolloutWriter):
 
     def __init__(
         self, cfg: Any, model: CausalLM, source: DataSource, environment: Environment, *,
-        abstract: RolloutBatch, seed: int, params: Any, state: Any, trained_part: TrainedPart, reference: Any = None,
+        abstract: RolloutBatch, seed: int, params: Any, state: Any, step_program: Any = None, reference: Any = None,
     ) -> None:  # fmt: skip
         self.config, self._source, self._seed, self._reference = cfg, source, seed, reference
         self._tokenizer, self._abstract, self._rows = source.tokenizer, abstract, local_rows(abstract)
@@ -78,15 +85,15 @@ class RolloutMaker(RolloutWriter):
         #: What repeats the draws by the trainer's forward pass, where they have to be exact.
         self._repeated: RepeatedDraws | None = None
         if cfg.exact:
-            self._repeated = RepeatedDraws(self.sampler, trained_part, environment, params, state, abstract)
+            self._repeated = RepeatedDraws(self.sampler, step_program, abstract)
         #: What is trained on now, with all it needs, and what is being drawn for later.
         self._made: Written | None = None
-        self._ahead: Future[Written] | None = None
+        self._ahead: _Ahead | None = None
 
     @property
     def _recomputes(self) -> bool:
         """Whether the trainer's own log-probabilities of a batch are needed, which it is trained on several times."""
-        return bool(self.config.updates > 1 and not self.config.off_policy)
+        return self.config.updates > 1 and not self.config.off_policy and not self.config.exact
 
     def batch(self, params: Any, state: Any, step: int, first_row: Callable[[int], int]) -> Made:
         """Returns the batch of the update after `step` updates, and its figures; see `RolloutWriter`.
@@ -99,39 +106,59 @@ class RolloutMaker(RolloutWriter):
         if not self.config.off_policy:
             self.sampler.load(params, state)
             if self._repeated is not None:
-                self._repeated.load(params, state, step_key(self._seed, step))
+                self._repeated.load(params, state, step)
             self._made = self._with_logprobs(self._draw(first_row(step), step), params, state)
             return self._made.batch, self._made.figures
-        drawn, began = self._drawn_before(params, state, step, first_row), time.perf_counter()
-        self._draw_ahead(params, state, step + self.config.updates, first_row)
-        written = self._with_logprobs(drawn, params, state)
-        figures = {**written.figures, "rollout_wait_seconds": self._waited + time.perf_counter() - began}
+        began, first, ahead = time.perf_counter(), first_row(step), self._ahead
+        if ahead is not None:
+            ahead.is_drawn.wait()
+            if ahead.first_row != first:
+                # Batches were left out since it was drawn.
+                ahead.written.exception()
+                ahead = None
+        # The parameters before the last update have drawn it; at the start, these do.
+        ahead = self._started(params, state, step, first, None) if ahead is None else ahead
+        ahead.is_drawn.wait()
+        self._draw_ahead(params, state, step + self.config.updates, first_row, ahead.written)
+        written = self._with_logprobs(ahead.written.result(), params, state)
+        figures = {**written.figures, "rollout_wait_seconds": time.perf_counter() - began}
         self._made = written._replace(figures=figures)
         return self._made.batch, self._made.figures
 
-    def _drawn_before(self, params: Any, state: Any, step: int, first_row: Callable[[int], int]) -> Written:
-        """Returns the batch that was drawn with the parameters before the last update; at the start, with these."""
-        began = time.perf_counter()
-        drawn = None if self._ahead is None else self._ahead.result()
-        if drawn is not None and drawn.first_row != first_row(step):
-            # Batches were left out since it was drawn.
-            drawn = None
-        if drawn is None:
-            self.sampler.load(params, state)
-            drawn = self._draw(first_row(step), step)
-        self._ahead, self._waited = None, time.perf_counter() - began
-        return drawn
-
-    def _draw_ahead(self, params: Any, state: Any, step: int, first_row: Callable[[int], int]) -> None:
+    def _draw_ahead(
+        self, params: Any, state: Any, step: int, first_row: Callable[[int], int], before: "Future[Written]"
+    ) -> None:
+        """Begins to draw the batch of a later step, where the data has one."""
         rows, first = self._source.num_rows, first_row(step)
-        if rows is not None and first + self._groups.size > rows:
-            return
+        self._ahead = None
+        if rows is None or first + self._groups.size <= rows:
+            self._ahead = self._started(params, state, step, first, before)
+
+    def _started(
+        self, params: Any, state: Any, step: int, first_row: int, before: "Future[Written] | None"
+    ) -> "_Ahead":
+        """Begins to draw a batch beside the training step, and to rate it once the one `before` is rated."""
         # Before the update, which takes the parameters' memory: the engine has its own copy from here on.
         self.sampler.load(params, state)
-        self._ahead = _in_background(functools.partial(self._draw, first, step))
+        is_drawn = threading.Event()
 
-    def _draw(self, first_row: int, step: int) -> Written:
-        """Draws and rates a batch with the engine's weights; safe on one thread beside the training step."""
+        def rest() -> None:
+            if self.config.attempts == 1:
+                is_drawn.set()
+            if before is not None:
+                # Rewards are called one at a time, and exchanged in the same order everywhere.
+                before.exception()
+
+        def draw() -> Written:
+            try:
+                return self._draw(first_row, step, rest)
+            finally:
+                is_drawn.set()
+
+        return _Ahead(first_row, is_drawn, _in_background(draw))
+
+    def _draw(self, first_row: int, step: int, on_drawn: Callable[[], None] = lambda: None) -> Written:
+        """Draws a batch with the engine's weights, calls `on_drawn` and rates it; safe beside the training step."""
         began, source, cfg = time.perf_counter(), self._source, self.config
         assert isinstance(source, Grouped)
 
@@ -140,7 +167,9 @@ class RolloutMaker(RolloutWriter):
 
         def draw(questions: Sequence[Asked], places: Sequence[int], attempt: int) -> list[Drawn]:
             seeds = [seed_of(self._seed, step, place, attempt=attempt) for place in places]
-            return self._completed(questions, seeds, self.sampler if self._repeated is None else self._repeated)
+            drawn = self._completed(questions, seeds, self.sampler if self._repeated is None else self._repeated)
+            on_drawn()
+            return drawn
 
         groups = self._groups.write(asked, draw)
         totals = self._groups.totals(groups.rewards)
@@ -150,7 +179,7 @@ class RolloutMaker(RolloutWriter):
         mine = slice(self._rows.start, self._rows.stop)
         prompts = [one.prompt for one in groups.asked]
         batch = laid_out(prompts, groups.drawn, advantages[mine], counts[mine], self._length)
-        if cfg.off_policy:
+        if cfg.has_old_logprobs and not self._recomputes:
             batch = batch._replace(old_logprobs=batch.sampled_logprobs)
         figures = {
             **figures_of(groups, self._groups),
@@ -225,7 +254,7 @@ class RolloutMaker(RolloutWriter):
             return None
         if self._ahead is not None:
             # The engine has one set of weights at a time.
-            self._ahead.exception()
+            self._ahead.written.exception()
         self.sampler.load(params, state)
         draw = functools.partial(self._completed, drawer=self.sampler)
         return self._held_out.evaluate(self._seed, draw, self.sampler.engine.config.max_queued)
@@ -240,7 +269,7 @@ class RolloutMaker(RolloutWriter):
         if step % self.config.updates and self._made is not None:
             saved["made"] = self._saving.all(self._made.saved(self._rows.start))
         if self._ahead is not None:
-            saved["ahead"] = self._saving.all(self._ahead.result().saved(self._rows.start))
+            saved["ahead"] = self._saving.all(self._ahead.written.result().saved(self._rows.start))
         return saved
 
     def resume(self, saved: Mapping[str, Any]) -> None:
@@ -254,8 +283,10 @@ class RolloutMaker(RolloutWriter):
         if "made" in saved:
             self._made = restored_rows(saved["made"], self._rows)
         if "ahead" in saved and self.config.off_policy:
-            self._ahead = Future()
-            self._ahead.set_result(restored_rows(saved["ahead"], self._rows))
+            written = restored_rows(saved["ahead"], self._rows)
+            self._ahead = _Ahead(written.first_row, threading.Event(), Future())
+            self._ahead.is_drawn.set()
+            self._ahead.written.set_result(written)
 
     def close(self) -> None:
         """Stops the engine."""

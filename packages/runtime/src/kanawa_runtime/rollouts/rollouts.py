@@ -12,7 +12,7 @@ from kanawa_runtime.rollouts.exact import exact_rounding
 from kanawa_runtime.rollouts.interaction import Interaction
 from kanawa_runtime.rollouts.prompts import Grouped
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.train.rollout_slot import RolloutConfig, RolloutWriter, TrainedPart
+from kanawa_runtime.train.rollout_slot import RolloutConfig, RolloutWriter
 
 
 class Rollouts(RolloutConfig):
@@ -92,8 +92,8 @@ class Rollouts(RolloutConfig):
             prompt_tokens=prompt,
             new_tokens=self.new_tokens,
             updates=self.updates,
-            # Rollouts that are exact are repeated by a forward pass once at least.
-            scorings=int(self.reference) + int(self.updates > 1 and not self.off_policy) + int(self.exact),
+            # The pass that repeats exact ones is the step's own.
+            scorings=int(self.reference) + int(self.updates > 1 and not self.off_policy and not self.exact),
             concurrent=self.engine.max_sequences,
             overlaps=self.off_policy,
         )
@@ -107,14 +107,14 @@ class Rollouts(RolloutConfig):
 
     def writer(
         self, model: CausalLM, source: DataSource, environment: Environment, *,
-        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any, trained_part: TrainedPart,
+        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any, step_program: Any,
     ) -> RolloutWriter:  # fmt: skip
         """Returns what writes the batches; see `RolloutMaker`."""
         from kanawa_runtime.rollouts.maker import RolloutMaker
 
         return RolloutMaker(
             self, model, source, environment, abstract=abstract, seed=seed, params=params, state=state,
-            reference=reference, trained_part=trained_part,
+            reference=reference, step_program=step_program,
         )  # fmt: skip
 
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:

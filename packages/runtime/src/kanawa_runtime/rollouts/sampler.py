@@ -58,14 +58,15 @@ class EngineSampler:
 
     def draw(
         self, prompts: Sequence[tuple[int, ...]], new_tokens: Sequence[int], stops: tuple[int, ...],
-        seeds: Sequence[int],
+        seeds: Sequence[int], *, logprobs: bool = True,
     ) -> list[Drawn]:  # fmt: skip
         """Returns a completion of each prompt by its seed, once all have ended; safe on any one thread.
 
+        Those of `logprobs=False` have none, which saves a pass over the logits of each token.
         Raises RolloutError for one that the engine couldn't finish.
         """
         samplings = [
-            SamplingParams(max_tokens=limit, seed=seed, stop_token_ids=stops, logprobs=0)
+            SamplingParams(max_tokens=limit, seed=seed, stop_token_ids=stops, logprobs=0 if logprobs else None)
             for limit, seed in zip(new_tokens, seeds, strict=True)
         ]
         outputs = self.engine.generate(prompts, samplings)
@@ -92,6 +93,7 @@ def _drawn(output: Output, row: int, prompt: tuple[int, ...]) -> Drawn:
         message = f"rollout {row}, of a prompt of {len(prompt)} tokens, {ended}"
         raise RolloutError(message)
     ids, logprobs = output.token_ids, tuple(one.logprob for one in output.logprobs or ())
-    if output.stop_token_id is not None and output.stop_logprob is not None:
-        ids, logprobs = (*ids, output.stop_token_id), (*logprobs, output.stop_logprob.logprob)
+    if output.stop_token_id is not None:
+        ids = (*ids, output.stop_token_id)
+        logprobs = (*logprobs, *(() if output.stop_logprob is None else (output.stop_logprob.logprob,)))
     return Drawn(ids, logprobs, str(output.finish_reason))

@@ -6,12 +6,9 @@ from typing import Any
 
 from kanawa.config import Config
 from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch, RolloutShape
-from kanawa.contracts.strategy import ModelLoss
 
 #: A batch and its figures, which go into the events of its steps.
 Made = tuple[RolloutBatch, dict[str, Any]]
-#: From parameters to those that are trained, and the loss as a function of them.
-TrainedPart = Callable[[Any], tuple[Any, ModelLoss]]
 
 
 class RolloutWriter(abc.ABC):
@@ -79,9 +76,9 @@ class RolloutConfig(Config):
     @abc.abstractmethod
     def writer(
         self, model: CausalLM, source: DataSource, environment: Environment, *,
-        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any, trained_part: TrainedPart,
+        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any, step_program: Any,
     ) -> RolloutWriter:  # fmt: skip
         """Returns what writes batches like `abstract`, its programs compiled; `reference` are the first parameters.
 
-        `trained_part` splits parameters as the training step does, so that its forward pass can be repeated.
+        `step_program` is the compiled step, a `SplitStep` where `has_draw_keys`.
         """

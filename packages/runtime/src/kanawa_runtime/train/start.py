@@ -47,6 +47,7 @@ from kanawa_runtime.train.init_from import InitFrom, matched
 from kanawa_runtime.train.outcome import shown
 from kanawa_runtime.train.program_record import KernelRecord, counted_hits, program_record
 from kanawa_runtime.train.rollout_slot import RolloutWriter
+from kanawa_runtime.train.split_step import SplitProgram
 from kanawa_runtime.train.task_slot import TaskScorer, TaskSuite
 from kanawa_runtime.train.trainer import TrainState
 
@@ -135,7 +136,10 @@ def start(attempt: Attempt) -> Started:
     kernels = KernelRecord.of({} if restored is None else restored.meta, jax.default_backend())
     where, cfg = kernels.applied(attempt.prepared.environment), attempt.config
     programs = attempt.prepared.on(where).programs
-    step_program, from_cache = _compiled(attempt, programs["train_step"], kernels)
+    step: Program | SplitProgram = programs["train_step"]
+    if cfg.rollouts is not None and cfg.rollouts.has_draw_keys:
+        step = SplitProgram(attempt.trainer, programs["train_step"])
+    step_program, from_cache = _compiled(attempt, step, kernels)
     record = program_record(attempt.trainer, step_program, where.plan.precision.compute)
     journal.write("program", **record, from_cache=from_cache)
     seconds = time.perf_counter() - began
@@ -153,7 +157,7 @@ def start(attempt: Attempt) -> Started:
     rollouts = None
     if cfg.rollouts is not None:
         reference = _reference(attempt, programs["init"], abstract_state, None if restored else state)
-        rollouts = _rollouts(attempt, where, abstract_batch, state, reference, restored)
+        rollouts = _rollouts(attempt, where, abstract_batch, state, reference, restored, step_program)
     return Started(
         origin, state, step_program, abstract_batch, evaluator, sampler, kernels, digest, due, rollouts, tasks
     )
@@ -199,14 +203,15 @@ def _reference(attempt: Attempt, init: Program, abstract: TrainState, first: Tra
 
 
 def _rollouts(
-    attempt: Attempt, where: Any, abstract: RolloutBatch, state: TrainState, reference: Any, restored: Restored | None
-) -> RolloutWriter:
+    attempt: Attempt, where: Any, abstract: RolloutBatch, state: TrainState, reference: Any, restored: Restored | None,
+    step: Any,
+) -> RolloutWriter:  # fmt: skip
     """Returns what makes the batches, its engine compiled, as far as the checkpoint was with its rollouts."""
     cfg, trainer = attempt.config, attempt.trainer
     with attempt.screen.phase("compiling the engine that writes rollouts"), attempt.sections.within("compile"):
         writer: RolloutWriter = cfg.rollouts.writer(
             trainer.model, trainer.source, where, abstract=abstract, seed=cfg.seed, params=state.params,
-            state=state.state, reference=reference, trained_part=trainer.trained_part,
+            state=state.state, reference=reference, step_program=step,
         )  # fmt: skip
     if restored is not None:
         writer.resume(restored.data.get("rollouts", {}))
@@ -381,7 +386,7 @@ def _with_companions(attempt: Attempt, state: TrainState, abstract: TrainState) 
     return state._replace(params=unflatten_paths(arrays["params"]), state=unflatten_paths(arrays["state"]))
 
 
-def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> tuple[Any, bool]:
+def _compiled(attempt: Attempt, program: Program | SplitProgram, kernels: KernelRecord) -> tuple[Any, bool]:
     """Returns the compiled step, and whether it came from the cache; kernel choices are on record before it runs."""
     with attempt.screen.phase("lowering the step"), attempt.sections.within("compile"):
         lowered = program.lower()

@@ -30,7 +30,7 @@ from kanawa.contracts import (
     adjust_parameters,
 )
 from kanawa.errors import UsageError
-from kanawa.module import next_state, param_specs, state_specs
+from kanawa.module import Outputs, next_state, param_specs, state_specs
 
 from kanawa_runtime.checkpoint import AutoCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
@@ -173,16 +173,21 @@ class Trainer(Workload):
 
     def train_step(self, before: TrainState, batch: Batch) -> tuple[TrainState, StepReport]:
         """Returns the state after one update, and the report of the loss before it."""
-        key = step_key(self.config.seed, before.step)
         trained, loss = self.trained_part(before.params)
+        scaled = dataclasses.replace(loss, scale=self.rule.loss_scale(before.opt))
+        key = step_key(self.config.seed, before.step)
+        return self.updated(before, batch, *self.gradient_strategy.gradients(scaled, trained, before.state, batch, key))
+
+    def updated(self, before: TrainState, batch: Batch, grads: Any, outputs: Outputs) -> tuple[TrainState, StepReport]:
+        """Returns what `train_step` does, from the gradients and outputs of the scaled loss."""
         scale = self.rule.loss_scale(before.opt)
-        scaled = dataclasses.replace(loss, scale=scale)
-        grads, outputs = self.gradient_strategy.gradients(scaled, trained, before.state, batch, key)
         outputs = outputs if scale is None else outputs.scaled(1.0 / scale)
         grads = spoilt(grads, before.step)
         old = {"params": flatten_paths(before.params), "opt": on_device(before.opt)}
         extra = {}
         if self.rule.uses_curvature:
+            trained, loss = self.trained_part(before.params)
+            key = step_key(self.config.seed, before.step)
             extra["curvature"] = curvature_of(self.gradient_strategy, loss, trained, before.state, batch, key)
         params, opt, metrics = self.rule.update(flatten_paths(grads), old["opt"], old["params"], **extra)
         state = next_state(before.state, outputs)

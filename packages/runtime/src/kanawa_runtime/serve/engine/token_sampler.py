@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
-from kanawa.arrays.draws import noisy_argmax
+from kanawa.arrays.draws import keyed_draw
 
 from kanawa_runtime.serve.engine.rows import CUT, LOGPROBS, MASK, RANDOM, TABLES, Rows
 
@@ -182,7 +182,8 @@ def draw_by_sums(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> In
 
 def draw_by_noise(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
     """Returns one draw a row by noise that follows from the random number's bits; another program can repeat it."""
-    return noisy_argmax(logits, jax.lax.bitcast_convert_type(uniform, jnp.int32))
+    weights = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
+    return keyed_draw(weights, jax.lax.bitcast_convert_type(uniform, jnp.int32))
 
 
 def _first_above(sums: Float[Array, "B N"], at: Float[Array, " B"]) -> Int[Array, " B"]:
