@@ -1,8 +1,9 @@
-"""`int8`, `fp8`, `weight-only`, `lora`, `dora`, `qlora`: other forms of any model's weights, and adapters beside them.
+"""Other forms of any model's weights, for training in few bits and for storage, and adapters beside them.
 
 The learner, if any, trains only adapters. `lora-pool` adds empty slots for many of them, for serving.
 """
 
+import math
 from typing import ClassVar, Literal
 
 import kanawa as kn
@@ -10,9 +11,12 @@ from kanawa.contracts import Adapter, ParameterRule, PrecisionConfig, Weighted, 
 from kanawa.errors import ConfigError
 
 from kanawa_layers.models.reward import RewardHead
+from kanawa_layers.stack.chained import ChainedStack
+from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.tune.eight_bit_training import Fp8Training, Int8Training
 from kanawa_layers.tune.lora import DoRA, LoRA
 from kanawa_layers.tune.lora_pool import LoRAPool
+from kanawa_layers.tune.low_precision import RECIPES, LowPrecision, RecipeName
 from kanawa_layers.tune.weight_only import FrozenFloat, Int4Weights, Int8Weights, NF4Weights
 
 
@@ -69,6 +73,46 @@ def set_form(cfg: kn.Config, form: WeightForm.Config, targets: tuple[str, ...]) 
                 message = f"everything under {where!r} already has this form of weights: {type(form).__qualname__}"
                 raise ConfigError(message)
     return cfg
+
+
+class LowPrecisionModifier(kn.Modifier):
+    """`low-precision`: trains with matmuls in fp8 by tensor, row or block, MXFP8 or NVFP4; see `RECIPES`.
+
+    The last layers of a model, `plain_last` of all, by default what the recipe says, stay in the compute dtype: the
+    stack becomes a chain, and parameters of its layers get other paths.
+    """
+
+    class Config(kn.Modifier.Config):
+        recipe: RecipeName = "mxfp8"
+        plain_last: kn.Fraction | None = None
+        targets: tuple[str, ...] = ("**.stack.**",)
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with every weight under `targets` multiplied so; raises ConfigError where none is."""
+        own = self.config
+        share = RECIPES[own.recipe].plain_last if own.plain_last is None else own.plain_last
+        set_form(cfg, LowPrecision.Config(recipe=own.recipe), own.targets)
+        if share:
+            with companions_apart(cfg):
+                _keep_last(cfg, share)
+        return cfg
+
+
+def _keep_last(cfg: kn.Config, share: float) -> None:
+    """Cuts the last stack of layers in two, the second one with plain weights."""
+    stacks = [(path, node) for path, node in cfg.walk() if isinstance(node, RepeatedStack.Config)]
+    total = sum(stack.num_layers for _, stack in stacks)
+    last = math.ceil(share * total)
+    path, stack = stacks[-1] if stacks else ("", None)
+    if stack is None or last >= stack.num_layers:
+        found = "there is none" if stack is None else f"the last one, {path}, has {stack.num_layers} of {total} layers"
+        message = (
+            f"low-precision: the last {share:.0%} of layers would stay plain, which needs a longer RepeatedStack: "
+        )
+        raise ConfigError(message + found + "; set plain_last=0")
+    first, rest = stack.clone().set(num_layers=stack.num_layers - last), stack.clone().set(num_layers=last)
+    kn.replace(rest, target=Weighted, edit=lambda node: node.set(form=None))
+    cfg.set_path(path, ChainedStack.Config(stacks=(first, rest), input_dim=stack.input_dim))
 
 
 #: Parameters of all adapters.

@@ -1,0 +1,204 @@
+"""Training with matmuls of fp8, MXFP8 or NVFP4 operands, emulated exactly on any device; formats are data.
+
+An operand is a matrix [rows, inner], contracted over `inner`. Its values are rounded to a few bits under scales that
+blocks of it share, and the restored values, which fp32 holds exactly, are multiplied and summed in fp32.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from kanawa.arrays.spec import ParamSpec
+from kanawa.contracts import WeightForm
+from kanawa.contracts.weights import StoredWeight
+from kanawa.kernels.matmul import matmul
+
+#: A scale of zero would divide by zero.
+_SMALLEST_SCALE = 1e-30
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallFloat:
+    """A float of few bits: bits of its mantissa, the exponent of its smallest normal number, its largest number."""
+
+    mantissa: int
+    smallest_exponent: int
+    largest: float
+
+    def round(self, x: Float[Array, "..."], noise: Float[Array, "..."] | None = None) -> Float[Array, "..."]:
+        """Returns fp32 values rounded to nearest, ties to even; larger ones become the largest.
+
+        With `noise`, uniform in [0, 1), they are rounded up or down at random, right on average.
+        """
+        # A step is a power of two, so that dividing by it and multiplying are exact.
+        step = _power_of_two(jnp.maximum(_exponent(x), self.smallest_exponent) - self.mantissa)
+        steps = x / step
+        whole = jnp.round(steps) if noise is None else jnp.floor(steps + noise)
+        return jnp.clip(whole * step, -self.largest, self.largest)
+
+
+def _exponent(x: jax.Array) -> jax.Array:
+    """Returns floor(log2(|x|)) of normal fp32 numbers, int32; -127 of smaller ones and of 0."""
+    return ((jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) >> 23) & 255) - 127
+
+
+def _power_of_two(exponent: jax.Array) -> jax.Array:
+    """Returns 2 ** exponent, fp32, for exponents from -126 to 127."""
+    return jax.lax.bitcast_convert_type((jnp.clip(exponent, -126, 127) + 127) << 23, jnp.float32)
+
+
+E4M3 = SmallFloat(3, -6, 448.0)
+E5M2 = SmallFloat(2, -14, 57344.0)
+E2M1 = SmallFloat(1, 0, 6.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFormat:
+    """Small floats under scales. A block is `rows` by `inner` elements of an operand; None: all of that dimension.
+
+    Scales are fp32; "e8m0", powers of two, rounded up so that nothing is cut off; or "e4m3", under one more fp32 scale
+    for the whole operand.
+    """
+
+    values: SmallFloat
+    rows: int | None
+    inner: int | None
+    scale: Literal["float32", "e8m0", "e4m3"] = "float32"
+
+    def rounded(self, x: Float[Array, "R K"], key: jax.Array | None = None) -> Float[Array, "R K"]:
+        """Returns what is left of x, fp32; with a key, rounded at random."""
+        x = x.astype(jnp.float32)
+        rows, inner = self.rows or max(x.shape[0], 1), self.inner or max(x.shape[1], 1)
+        # Zeros fill the last blocks.
+        padded = jnp.pad(x, [(0, -x.shape[0] % rows), (0, -x.shape[1] % inner)])
+        blocks = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // inner, inner)
+        scale = self._scales(jnp.max(jnp.abs(blocks), axis=(1, 3), keepdims=True))
+        noise = None if key is None else jax.random.uniform(key, blocks.shape)
+        restored = self.values.round(blocks / scale, noise) * scale
+        return restored.reshape(padded.shape)[: x.shape[0], : x.shape[1]]
+
+    def _scales(self, largest: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns what values are divided by, of the largest magnitude of each block."""
+        scale = largest / self.values.largest
+        if self.scale == "e8m0":
+            floor = _power_of_two(_exponent(scale))
+            return jnp.where(floor < scale, 2.0 * floor, floor)
+        if self.scale == "e4m3":
+            whole = jnp.maximum(jnp.max(largest) / (self.values.largest * E4M3.largest), _SMALLEST_SCALE)
+            scale = E4M3.round(scale / whole) * whole
+        return jnp.maximum(scale, _SMALLEST_SCALE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The formats of activations, weights and gradients in the three matmuls of a layer.
+
+    The gradient of the weight is a matmul over tokens: both operands are rounded along them, after a rotation of each
+    16 by a Hadamard matrix with random signs where `hadamard`, which spreads outliers. `stochastic` rounds gradients at
+    random. `plain_last` is the share of a model's layers, the last ones, that stay as they are.
+    """
+
+    x: BlockFormat
+    weight: BlockFormat
+    gradient: BlockFormat
+    hadamard: bool = False
+    stochastic: bool = False
+    plain_last: float = 0.0
+
+
+def _scaled_alike(rows: int | None) -> Recipe:
+    """Returns E4M3 forward and E5M2 for gradients, fp32 scales (Micikevicius et al. 2022, arXiv:2209.05433)."""
+    values = BlockFormat(E4M3, rows, None)
+    return Recipe(values, values, BlockFormat(E5M2, rows, None))
+
+
+_BLOCK = BlockFormat(E4M3, 1, 128)
+_MX = BlockFormat(E4M3, 1, 32, "e8m0")
+_NV = BlockFormat(E2M1, 1, 16, "e4m3")
+
+RECIPES = {
+    "fp8-tensor": _scaled_alike(None),
+    "fp8-row": _scaled_alike(1),
+    # DeepSeek-V3 (arXiv:2412.19437, section 3.3.2).
+    "fp8-block": Recipe(_BLOCK, BlockFormat(E4M3, 128, 128), _BLOCK),
+    # OCP microscaling formats 1.0, scales as in arXiv:2506.08027, section 3.
+    "mxfp8": Recipe(_MX, _MX, _MX),
+    # arXiv:2509.25149, section 4.
+    "nvfp4": Recipe(_NV, BlockFormat(E2M1, 16, 16, "e4m3"), _NV, hadamard=True, stochastic=True, plain_last=0.15),
+}
+RecipeName = Literal["fp8-tensor", "fp8-row", "fp8-block", "mxfp8", "nvfp4"]
+
+
+class LowPrecision(WeightForm):
+    """All three matmuls of a weight with operands in the formats of `recipe`; the weight is stored as fp32.
+
+    Emulated: as slow as fp32 matmuls. Experts' weights aren't reached, since their rows are grouped.
+    """
+
+    class Config(WeightForm.Config):
+        recipe: RecipeName = "mxfp8"
+
+    def matmul(self, x: Float[Array, "..."], stored: StoredWeight, spec: ParamSpec) -> Float[Array, "..."]:
+        """Returns x @ weight, in x's dtype."""
+        weight, count = stored[""], len(spec.fan_in_axes)
+        inner = math.prod(weight.shape[:count])
+        y = low_precision_matmul(x.reshape(-1, inner), weight.reshape(inner, -1), RECIPES[self.config.recipe])
+        return y.reshape(*x.shape[: x.ndim - count], *weight.shape[count:])
+
+
+# jax's own, not kn.custom_vjp: it takes all it needs as arguments.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def low_precision_matmul(x: Float[Array, "M K"], weight: Float[Array, "K N"], recipe: Recipe) -> Float[Array, "M N"]:
+    """Returns x @ weight of rounded operands, in x's dtype; gradients are those of the recipe, in each one's dtype."""
+    return _multiplied(recipe.x.rounded(x), recipe.weight.rounded(weight.T), x.dtype)
+
+
+def _forward(x: jax.Array, weight: jax.Array, recipe: Recipe) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return low_precision_matmul(x, weight, recipe), (x, weight)
+
+
+def _backward(recipe: Recipe, saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, weight = saved
+    keys: Any = (None, None)
+    if recipe.stochastic:
+        # Noise that follows from bits of the gradient itself needs no key, and is other in each step and layer. The
+        # sum is of integers: in any order it is the same, sharded or computed again.
+        bits = jax.lax.bitcast_convert_type(dy.astype(jnp.float32), jnp.uint32)
+        keys = tuple(jax.random.split(jax.random.key(jnp.sum(bits ^ bits >> 16, dtype=jnp.uint32))))
+    dx = _multiplied(recipe.gradient.rounded(dy, keys[0]), recipe.weight.rounded(weight), x.dtype)
+    x_tokens, dy_tokens = (_rotated(part.T) if recipe.hadamard else part.T for part in (x, dy))
+    dw = _multiplied(recipe.x.rounded(x_tokens), recipe.gradient.rounded(dy_tokens, keys[1]), weight.dtype)
+    return dx, dw
+
+
+low_precision_matmul.defvjp(_forward, _backward)
+
+
+def _multiplied(x: jax.Array, weight: jax.Array, dtype: Any) -> jax.Array:
+    """Returns x [rows, inner] times weight [outputs, inner], products exact and sums in fp32."""
+    return matmul(x, weight, outputs_first=True, precision="highest", own_gradients=False).astype(dtype)
+
+
+_SIXTEEN = 16
+
+
+@functools.cache
+def _hadamard() -> np.ndarray:
+    """Returns a rotation [16, 16]: a Hadamard matrix (Sylvester) whose rows have fixed random signs, over 4."""
+    matrix = np.ones((1, 1), np.float32)
+    while matrix.shape[0] < _SIXTEEN:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    signs = np.array([1, -1, -1, 1, 1, 1, -1, 1, -1, 1, -1, -1, 1, -1, -1, -1], np.float32)
+    return np.asarray(signs[:, None] * matrix / 4.0)
+
+
+def _rotated(x: Float[Array, "R K"]) -> Float[Array, "R K16"]:
+    """Returns each 16 along the inner dimension rotated, fp32; zeros fill the last."""
+    x = jnp.pad(x.astype(jnp.float32), [(0, 0), (0, -x.shape[1] % _SIXTEEN)])
+    parts = x.reshape(x.shape[0], -1, _SIXTEEN)
+    return jnp.einsum("rki,ij->rkj", parts, _hadamard(), precision=jax.lax.Precision.HIGHEST).reshape(x.shape)
