@@ -60,6 +60,8 @@ PUBLISHED = {
     "mixtral-8x22b": 140_630_071_296,
     # 671,026,404,352 and the biases that balance 58 layers of 256 experts, which are state here.
     "deepseek-v3": 671_026_419_200 - 58 * 256,
+    # The hub's count holds the balancing biases of 60 layers of 384 experts.
+    "kimi-k2": 1_026_408_232_448 - 60 * 384,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "olmo2-1b": 1_484_916_736,

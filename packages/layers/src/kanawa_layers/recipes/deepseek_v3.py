@@ -3,6 +3,7 @@
 The released checkpoint's weights are fp8 and hold a 62nd layer for multi-token prediction; neither converts.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -185,3 +186,20 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 
 
 FAMILY = ForeignFamily(from_hf, to_hf)
+
+#: Kimi K2 (arXiv:2507.20534, table 2), of this shape: 1,026,408,209,408 parameters, 32B of them active.
+kimi_k2 = partial(
+    deepseek_v3,
+    num_dense_layers=1,
+    vocab_size=163_840,
+    num_heads=64,
+    num_experts=384,
+    num_groups=1,
+    top_groups=1,
+    weight_scale=2.827,
+    positions=Rotary.Config(
+        theta=50_000.0,
+        interleaved=True,
+        scaling=YarnScaling.Config(factor=32.0, original_length=4096, mscale=1.0, mscale_all_dim=1.0),
+    ),
+)
