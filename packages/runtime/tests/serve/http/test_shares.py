@@ -88,7 +88,7 @@ def test_a_refused_connection_that_asks_again_at_once_waits_a_moment():
         began = time.monotonic()
         for _ in range(4):
             assert running.post("/v1/completions", {"prompt": "a"}).status_code == 429
-        assert time.monotonic() - began >= 3 * 0.05
+        assert time.monotonic() - began >= 3 * 0.025
         assert raw(running, HEALTH).startswith(b"HTTP/1.1 200")
 
 
