@@ -8,12 +8,14 @@ import kanawa as kn
 from kanawa.composition.experiment import Composition, compose
 from kanawa.composition.target import parse_target
 from kanawa.contracts import PrecisionConfig
+from kanawa.errors import KanawaError
 from kanawa.plugins import host
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mixtral import mixtral
 from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.train.gradients import WholeBatch
 from kanawa_runtime.train.trainer import Trainer
 
 Row = dict[str, Any]
@@ -74,15 +76,18 @@ def composed(row: Row) -> Composition:
     return compose(cfg, target, modifiers(row), overrides(row))
 
 
-def overrides(row: Row) -> list[str]:
-    """Returns what no modifier sets: how many of an expert's rows are dropped, where its publisher dropped any."""
-    factor = re.search(r"capacity factor ([\d.]+)", row["parallelism"])
-    if factor is None:
-        return []
-    # The expert strategy comes after those of the axes tensor, context and fsdp, and a pipeline's before them.
-    axes = mesh_axes(row)[0]
-    place = sum(axis in axes for axis in ("tensor", "context", "fsdp", "stage"))
-    return [f"execution.strategies[{place}].capacity_factor={factor[1]}"]
+def overrides(row: Row) -> list[Any]:
+    """Returns what no modifier sets: microbatches of no rule, heads that stay whole, the rows that experts drop."""
+    axes, found = mesh_axes(row)[0], list[Any]()
+    if "stage" in axes or microbatches(row, axes) == 1:
+        found.append(("gradients", WholeBatch.Config()))
+    if axes.get("tensor", 1) > row["shape"]["kv_heads"]:
+        found.append(f"execution.strategies[{int('stage' in axes)}].split_key_heads=false")
+    if factor := re.search(r"capacity factor ([\d.]+)", row["parallelism"]):
+        # The expert strategy comes after those of the axes tensor, context and fsdp, and a pipeline's before them.
+        place = sum(axis in axes for axis in ("tensor", "context", "fsdp", "stage"))
+        found.append(f"execution.strategies[{place}].capacity_factor={factor[1]}")
+    return found
 
 
 def modifiers(row: Row) -> list[str]:
@@ -133,7 +138,8 @@ def mesh_axes(row: Row) -> tuple[dict[str, int], dict[str, int]]:
         axes.pop("data", None)
         if "fsdp" in axes:
             axes["fsdp"] //= axes["expert"]
-        axes["expert"] = devices // _product({name: size for name, size in axes.items() if name != "expert"})
+        rest = devices // _product({name: size for name, size in axes.items() if name != "expert"})
+        axes["expert"] = min(axes["expert"], rest)
     # What is left, and replicas with a distributed optimizer: gradients are scattered and weights gathered once a step.
     if _product(axes) < devices:
         axes["data"] = axes.get("data", 1) * devices // _product(axes)
@@ -145,7 +151,7 @@ def remat(text: str) -> str:
     if text in component_names("remat"):
         return f"policy={text}"
     for name in sorted(_POLICIES, key=len, reverse=True):
-        if text == name or text.startswith(f"{name} ("):
+        if re.match(rf"{re.escape(name)}(?!\w|, \w+_)", text):
             return _POLICIES[name]
     kept: dict[str, list[str]] = {"save": [], "offload": []}
     waiting: list[str] = []
@@ -179,7 +185,11 @@ def model_config(name: str, shape: dict[str, Any]) -> Any:
         "hidden_dim": shape["ffn"],
         "vocab_size": shape["vocab"],
     }
+    if "global_head_dim" in shape:
+        message = f"no model of ours is {name}"
+        raise KanawaError(message)
     if "experts" in shape:
+        sizes["hidden_dim"] = shape["moe_ffn"]
         return mixtral(**sizes, num_experts=shape["experts"], top_k=shape["experts_per_token"])
     cfg = llama(**sizes, tied=shape["tied_embeddings"])
     if not shape["ffn_gated"]:

@@ -199,6 +199,12 @@ class Calibration:
         memory_share, link_share, network_share: of the bandwidths.
         hidden_cost: what a second of communication behind compute costs that compute, in seconds.
         launch_seconds: until a kernel begins, where the compiler makes no estimates.
+        waited_share: of a collective that compute waits for, what sending it in parts beside the matmul doesn't hide.
+        narrow_shares: what matmuls of a dtype reach of `compute_share`, by how its name begins.
+        fused_share: of the bytes of passes without matmuls, what no kernel beside them moves anyway.
+        quantising_share: the same again of passes that bring operands into fewer bits.
+        network_latency_seconds: of one hop of a sum between domains, which ends a loop's iteration.
+        traced: the same of traced programs by DeviceSpec name, where those were fitted apart from compiled ones.
         interval: the least and the most that a step takes, as multiples of the planned time.
         steps: what it was fitted on; the held-in steps.
         uncalibrated: what none of those steps tests, such as "DCN".
@@ -214,6 +220,12 @@ class Calibration:
     network_share: float = 1.0
     hidden_cost: float = 0.0
     launch_seconds: float = 0.0
+    waited_share: float = 1.0
+    narrow_shares: Mapping[str, float] = field(default_factory=dict, hash=False)
+    fused_share: float = 1.0
+    quantising_share: float = 1.0
+    network_latency_seconds: float = 0.0
+    traced: Mapping[str, Calibration] = field(default_factory=dict, hash=False)
     interval: tuple[float, float] = (1.0, 2.5)
     steps: tuple[FittedStep, ...] = ()
     uncalibrated: tuple[str, ...] = ()

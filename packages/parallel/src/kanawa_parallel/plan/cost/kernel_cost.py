@@ -97,9 +97,11 @@ class KernelCosts:
     def _labelled(self, path: str, label: str, anywhere: bool) -> tuple[str, tuple[KernelCost, ...]]:
         """Returns the whole label of a call, and the kernels that it may belong to."""
         within = tuple(cost for cost in self.costs if cost.scope in path)
+        # A distributed kernel, such as a ring, runs another on its parts, under its own name and the other's digest.
+        within = within or tuple(cost for cost in self.costs if f"~{cost.scope.rpartition('~')[2]}" in path)
         if within:
             # What follows the scope is the kernel's own: its layers may be called anything.
-            label = f"{label} {path.rpartition(within[0].scope)[2]}"
+            label = f"{label} {path.rpartition(within[0].scope.rpartition('~')[2])[2]}"
         return label, within or (self.costs if anywhere else ())
 
 

@@ -53,8 +53,9 @@ class Machine:
         peaks = self.device.peak_flops
         if dtype == "float32" and not self.device.exact_float32:
             return bf16
+        share = next((s for start, s in self.calibration.narrow_shares.items() if dtype.startswith(start)), 1.0)
         if dtype in peaks:
-            return peaks[dtype]
+            return peaks[dtype] * share
         # Variants of one width run at one speed: e4m3fn and e4m3fnuz, or int4 where only int8 is known.
         alike = [rate for name, rate in peaks.items() if dtype[:6] == name[:6] == "float8"]
         return max(alike, default=peaks.get("int8", bf16) if dtype == "int4" else bf16)

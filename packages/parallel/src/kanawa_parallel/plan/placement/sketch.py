@@ -44,7 +44,9 @@ class Sketch:
 
     def __init__(self, estimate: Estimate) -> None:
         """Finds the loops of the step and what they would spare."""
-        self._rates, top = estimate.times.rates, estimate.times
+        # Of a pipeline, one microbatch through a stage.
+        top = estimate.times if isinstance(estimate.times, Roofline) else estimate.times.alone
+        self._rates = top.rates
         self._bandwidth = self._rates.machine.memory_bandwidth * self._rates.memory_factor
         self._peak = estimate.memory.peak
         self._arguments = float(sum(argument_bytes(estimate.program.fn, estimate.program.abstract_args).values()))

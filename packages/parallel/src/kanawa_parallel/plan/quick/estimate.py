@@ -30,6 +30,13 @@ from kanawa_parallel.plan.quick.buffers import Buffer, Memory
 from kanawa_parallel.plan.quick.equations import Scope, flat_scope
 from kanawa_parallel.plan.quick.layout import Layout, layout_of_spec, replicated
 from kanawa_parallel.plan.quick.roofline import Rates, Roofline
+from kanawa_parallel.plan.quick.stage import (
+    PipelineMemory,
+    PipelineTimes,
+    one_stage,
+    pipeline_memory,
+    pipeline_times,
+)
 from kanawa_parallel.plan.quick.walk import Walked, lay_out
 from kanawa_parallel.plan.read.attribution import module_of, module_paths
 from kanawa_parallel.plan.report.assemble import Counts, assemble, installed_versions
@@ -52,8 +59,8 @@ class Estimate:
     prepared: Prepared
     program: Program
     kernels: tuple[Any, ...]
-    memory: Memory
-    times: Roofline
+    memory: Memory | PipelineMemory
+    times: Roofline | PipelineTimes
     calibrated: Choice
 
 
@@ -63,8 +70,10 @@ def quick_report(composition: Composition, name: str, why: str = "") -> Report:
     device = composition.required_target().device
     estimate = estimated(composition, name)
     with stage("adding up"):
-        program, times, held = estimate.program, estimate.times, estimate.memory.at_peak
-        arguments = argument_bytes(program.fn, program.abstract_args)
+        traced, times, held = estimate.program, estimate.times, estimate.memory.at_peak
+        arguments = argument_bytes(traced.fn, traced.abstract_args)
+        # Of a pipeline a stage was traced.
+        program = estimate.prepared.program(name) if isinstance(times, PipelineTimes) else traced
         paths = module_paths(estimate.prepared.workload.model)
         known = accuracy(name, estimate.kernels, device.platform, times.walked)
         counts = Counts(
@@ -96,8 +105,10 @@ def quick_report(composition: Composition, name: str, why: str = "") -> Report:
 
 def estimated(composition: Composition, name: str) -> Estimate:
     """Returns the named program traced for the target and laid out on its mesh; needs neither devices nor compiler."""
-    target = composition.required_target()
-    prepared = prepare(composition, where=environment(composition, "abstract"))
+    staged = one_stage(composition) if name == "train_step" else None
+    composed = composition if staged is None else staged.composition
+    target = composed.required_target()
+    prepared = prepare(composed, where=environment(composed, "abstract"))
     with outline():
         program = decode_program(prepared, name) if name in (DECODE, ROLLOUT_DECODE) else prepared.program(name)
         traced = program.trace()
@@ -110,8 +121,15 @@ def estimated(composition: Composition, name: str) -> Estimate:
         device = target.device
         choice = calibration_for(device, installed_versions(device))
         costs = KernelCosts.of_choices(kernels, recorded_cycles(kernels, device))
-        machine = Machine(device, target_links(device, target), costs, choice.calibration)
-        return Estimate(prepared, program, kernels, memory, Roofline(walked, memory, _rates(machine)), choice)
+        machine = Machine(
+            device, target_links(device, target), costs, choice.calibration.traced.get(device.name, choice.calibration)
+        )
+        rates = Rates(machine) if device.name in choice.calibration.traced else _rates(machine)
+        if staged is None:
+            return Estimate(prepared, program, kernels, memory, Roofline(walked, memory, rates), choice)
+        whole = prepare(composition, where=environment(composition, "abstract"))
+        times = pipeline_times(staged, walked, memory, rates)
+        return Estimate(whole, program, kernels, pipeline_memory(staged, memory), times, choice)
 
 
 def _without_dead_code(jaxpr: Any) -> Any:

@@ -6,6 +6,7 @@ the rest of their scope; the others are waited for.
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 import jax
@@ -22,7 +23,12 @@ from kanawa_parallel.plan.quick.layout import Move, count_parts, local_bytes
 from kanawa_parallel.plan.quick.walk import Step, Walked, flops
 
 #: Bytes a second that a device sends to its host's memory, and back.
-HOST_BANDWIDTH = 16e9
+HOST_BANDWIDTH = 32e9
+#: The slot of a weight's form, in which operands are brought into its format.
+_QUANTISES = re.compile(r"\bform\b")
+_HOST = "host"
+#: A collective that waits for nothing but its turn in a ring.
+_SENT_ON = "ppermute"
 #: What takes long enough that a collective is worth running beside it; loops and branches do too.
 _HEAVY = frozenset(("dot_general", "pallas_call", "gather"))
 
@@ -37,10 +43,15 @@ class Rates:
     machine: Machine
     matmul_factor: float = 1.0
     memory_factor: float = 1.0
+    #: Axes over which gradients are summed elsewhere.
+    deferred: frozenset[str] = frozenset()
     links_by_axes: dict[tuple[str, ...], Link] = dataclasses.field(default_factory=dict)
 
-    def seconds(self, step: Step | None, own: float, moved: float) -> tuple[float, str]:
-        """Returns what one pass of a step (None: elementwise) takes and what binds it."""
+    def seconds(self, step: Step | None, own: float, moved: float, path: str = "") -> tuple[float, str]:
+        """Returns what one pass of a step (None: elementwise) at a name stack takes and what binds it."""
+        if not own and (step is None or step.equation.name not in _HEAVY):
+            calibration = self.machine.calibration
+            moved *= calibration.fused_share * (calibration.quantising_share if _QUANTISES.search(path) else 1.0)
         cycles = None if step is None else self._kernel_cycles(step.equation)
         computing = own / self._peak(step)
         if cycles is not None and self.machine.device.clock_hz:
@@ -104,22 +115,24 @@ class Roofline:
         self.sent: list[Sent] = []
         self.seconds = Seconds()
         self.spent: list[tuple[int, float]] = []
-        self.moves = list(self._collectives())
+        self.moves: list[tuple[int, Sent]] = []
         self.loops: list[Roofline] = []
+        #: What each loop inside and each pass of this scope takes, by its name stack.
+        self.by_path: list[tuple[str, Seconds]] = []
         self._add()
 
     def _add(self) -> None:
-        spent, own = Seconds(), [item for _, item in self.moves]
+        spent, busy = Seconds(), [0.0] * len(self.walked.steps)
         for at, work, bound in self._passes():
+            if at < len(busy):
+                busy[at] += work.seconds / max(self.runs, 1.0)
             self.work.append(work)
             self.spent.append((at, work.seconds))
-            if bound == "compute":
-                spent.compute += work.seconds
-            else:
-                spent.memory += work.seconds
-        self.sent += own
+            taken = Seconds(compute=work.seconds) if bound == "compute" else Seconds(memory=work.seconds)
+            spent.add(taken)
+            self.by_path.append((work.path, taken))
         inner = Seconds()
-        for step in self.walked.steps:
+        for at, step in enumerate(self.walked.steps):
             loops = [Roofline(w, self.memory.inner[id(w)], self.rates, self.runs * n) for n, w in step.inner]
             # Of a conditional's branches the costliest runs, unless its scope says otherwise.
             of = min if UNLIKELY in step.equation.path else max
@@ -128,15 +141,32 @@ class Roofline:
                 self.work += loop.work
                 self.sent += loop.sent
                 inner.add(loop.seconds)
+                busy[at] += loop.seconds.total / max(self.runs, 1.0)
+                self.by_path.append((step.equation.path, loop.seconds))
+        self.moves = list(self._collectives(busy))
+        own = [item for _, item in self.moves]
+        self.sent += own
         # What runs beside this scope's compute is exposed for what it takes longer; what can't, whole.
         early = sum(item.seconds for item in own if not item.exposed_seconds)
         beyond = max(0.0, early - spent.compute - spent.memory)
-        spent.compute += self.rates.machine.calibration.hidden_cost * (early - beyond)
+        # The host's bus takes nothing from the cores.
+        copied = sum(item.seconds for item in own if item.link == _HOST)
+        spent.compute += self.rates.machine.calibration.hidden_cost * max(0.0, early - beyond - copied)
         for item in own:
             if waited := item.exposed_seconds or (beyond * item.seconds / early if early else 0.0):
                 spent.expose((axes_text(item.axes), item.link), waited)
+                self.by_path.append(("", Seconds(exposed={(axes_text(item.axes), item.link): waited})))
+        self._wait_for_network(spent, own)
         spent.add(inner)
         self.seconds = spent
+
+    def _wait_for_network(self, spent: Seconds, own: list[Sent]) -> None:
+        """Adds the latency of sums between domains, there and back over a tree of them, to a loop's iterations."""
+        links, latency = self.rates.machine.links, self.rates.machine.calibration.network_latency_seconds
+        between = [item for item in own if item.link == links.device.network_name]
+        hops = 2 * math.log2(len(np.unique(links.domains))) if latency and self.runs > 1 else 0.0
+        for item in between if hops else []:
+            spent.expose((axes_text(item.axes), item.link), item.runs * hops * latency)
 
     def _passes(self) -> Iterator[tuple[int, Work, str]]:
         for each in self.memory.passes:
@@ -144,22 +174,30 @@ class Roofline:
             own = 0.0
             if step is not None and each.path == step.equation.path and each.heavy:
                 own = self.rates.flops(step, self.walked.mesh)
-            seconds, bound = self.rates.seconds(step if each.heavy else None, own, each.bytes)
+            seconds, bound = self.rates.seconds(step if each.heavy else None, own, each.bytes, each.path)
             runs = self.runs
             yield each.step, Work(each.path, runs, own * runs, each.bytes * runs, seconds * runs), bound
 
-    def _collectives(self) -> Iterator[tuple[int, Sent]]:
+    def _collectives(self, busy: list[float]) -> Iterator[tuple[int, Sent]]:
+        """Yields the scope's collectives, each with its step; `busy` is what each step takes by itself."""
         ready, needed = _ready(self.walked), _needed(self.walked)
-        last = len(self.walked.steps)
+        steps, last = self.walked.steps, len(self.walked.steps)
         pairs: list[tuple[int, Value | None, Value | None, Move]]
         pairs = [(last, value, None, move) for value, move in self.walked.closing]
-        for at, step in enumerate(self.walked.steps):
-            out = step.equation.outputs[0] if step.equation.outputs else None
-            pairs += [(at, step.equation.inputs[index], out, move) for index, move in step.moves]
-        for at, step in enumerate(self.walked.steps):
+        for at, step in enumerate(steps):
             yield from ((at, item) for item in self._copies(step))
+            out = step.equation.outputs[0] if step.equation.outputs else None
+            if step.equation.name != _SENT_ON or out is None:
+                pairs += [(at, step.equation.inputs[index], out, move) for index, move in step.moves]
+                continue
+            # What a ring sends on while it computes on what it has.
+            used = next((i for i, reader in enumerate(steps) if out in reader.equation.inputs), last)
+            for number, (_, move) in enumerate(step.moves):
+                yield at, self._sent(move, early=False, beside=0.0 if number else sum(busy[at + 1 : used]))
         for at, value, out, move in pairs:
             early = value in ready or out is None or out not in needed
+            if early and move.kind in ("all-reduce", "reduce-scatter") and self.rates.deferred.issuperset(move.axes):
+                continue
             yield at, self._sent(move, early)
 
     def _copies(self, step: Step) -> Iterator[Sent]:
@@ -169,15 +207,19 @@ class Roofline:
         for value, out in zip(step.equation.inputs, step.equation.outputs, strict=True):
             if value is not None and value.host != out.host:
                 moved = local_bytes(value, self.walked.layouts[value], self.walked.mesh) * self.runs
-                yield Sent("copy", (), "host", self.runs, moved, moved / HOST_BANDWIDTH, 0.0)
+                yield Sent("copy", (), _HOST, self.runs, moved, moved / HOST_BANDWIDTH, 0.0)
 
-    def _sent(self, move: Move, early: bool) -> Sent:
+    def _sent(self, move: Move, early: bool, beside: float = 0.0) -> Sent:
+        """Returns what a collective sends; `beside` are the seconds of one run that it has before it is awaited."""
         mesh = self.walked.mesh
         members = 2 if move.kind == "collective-permute" else count_parts(move.axes, mesh)
         sent = sent_bytes(move.kind, move.bytes, members)
         link = self.rates.link(move.axes, mesh)
         seconds = self.runs * self.rates.machine.reached_links.seconds(sent, link) if members > 1 else 0.0
-        return Sent(move.kind, move.axes, link.name, self.runs, sent * self.runs, seconds, 0.0 if early else seconds)
+        waited = 0.0 if early else max(0.0, seconds - self.runs * beside)
+        if move.kind != "all-to-all":
+            waited *= self.rates.machine.calibration.waited_share
+        return Sent(move.kind, move.axes, link.name, self.runs, sent * self.runs, seconds, waited)
 
 
 def _ready(walked: Walked) -> set[Value]:
