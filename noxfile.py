@@ -338,6 +338,17 @@ def finished_step(events: pathlib.Path) -> int | None:
 
 
 @nox.session(default=False)
+def verifiers(session: nox.Session) -> None:
+    """Plays environments of the `verifiers` package, unmodified; its programs fetch their libraries from PyPI."""
+    # Not the group of tests: the package and theirs want different versions of openai's client.
+    wanted = ("pytest>=8.3", "pytest-timeout", "hypothesis>=6.120", "beartype>=0.20", "tokenizers>=0.21", "uv")
+    install(session, *EVERYTHING, "kanawa[chat]", "kanawa-runtime[verifiers]", *wanted)
+    options = ("-p", "no:cacheprovider", "-x", "--timeout=600", f"--config-file={ROOT / 'pytest.ini'}")
+    file = "packages/runtime/tests/rollouts/test_verifiers.py"
+    session.run("python", "-m", "pytest", *options, file, env=test_environment())
+
+
+@nox.session(default=False)
 def parity(session: nox.Session) -> None:
     """Compares fresh random models of every family with `transformers` on CPU, both ways; needs torch from PyPI."""
     folder, scripts = pathlib.Path(session.create_tmp()).resolve(), ROOT / "packages/layers/tests/fixtures"

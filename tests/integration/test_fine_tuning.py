@@ -197,3 +197,22 @@ def test_questions_in_records_are_prompts_of_rollouts_and_rewards_read_their_col
     table = next(event for event in events if event["event"] == "completions")
     assert all("say " in row["prompt"] for row in table["rows"])
     assert next(event for event in events if event["event"] == "eval")["prompts"] > 0
+
+
+def test_an_environment_of_verifiers_is_trained_on(work, kanawa):
+    """A module in place of the package; what the policy writes comes back in the environment's next request."""
+    (work / "verifiers").mkdir()
+    (work / "verifiers" / "__init__.py").touch()
+    (work / "verifiers" / "v1.py").write_text("from fake_verifiers import *\n")
+    sizes = ("data.sequence_length=160", "batch_size=4", "rollouts.engine.max_sequences=4", "data.validation_one_in=0")
+    settings = [word for one in sizes for word in ("--set", one)]
+    modify = "verifiers:group_size=4,new_tokens=64,max_turns=3"
+    kanawa("train", "model", "--data", "verifiers:taskset=guessing", "--modify", modify, "--run", "played",
+           "--steps", "1", *settings, "--set", "rollouts.logged_completions=4")  # fmt: skip
+    events = [json.loads(line) for line in (work / "played" / "events.jsonl").read_text().splitlines()]
+    (table,) = (event for event in events if event["event"] == "completions")
+    for row in table["rows"]:
+        assert row["prompt"].startswith("system\nbe brief\nuser\nsay ")
+        assert set(row["rewards"]) == {"environment_reward"}
+    (step,) = (event for event in events if event["event"] == "step")
+    assert -0.2 <= step["reward"] <= 0.0 and 4 <= step["tokens"] <= 4 * 64

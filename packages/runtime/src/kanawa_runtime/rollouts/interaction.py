@@ -40,6 +40,12 @@ class Interaction(Configurable):
     class Config(Configurable.Config):
         max_turns: Size = 8
 
+    def prepare(self, tokenizer: Tokenizer | None) -> None:
+        """Called once, before any episode, with the tokenizer of the data."""
+
+    def close(self) -> None:
+        """Called when the run ends."""
+
     @abc.abstractmethod
     def begin(self, asked: Asked) -> Any:
         """Returns a new episode, any object; rewards find it in `Rollout.episode`. `asked.record` has the columns."""

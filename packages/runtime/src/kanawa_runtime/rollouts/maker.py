@@ -77,6 +77,8 @@ class RolloutMaker(RolloutWriter):
         )  # fmt: skip
         self._saving = Exchange("saved")
         self._interaction = None if cfg.interaction is None else cfg.interaction.build()
+        if self._interaction is not None:
+            self._interaction.prepare(self._tokenizer)
         self._held_out = HeldOut(cfg, source.held_out(), judge, self._groups.weights, self._tokenizer)
         if cfg.exact:
             engine.set(noisy_draws=True)
@@ -289,8 +291,10 @@ class RolloutMaker(RolloutWriter):
             self._ahead.written.set_result(written)
 
     def close(self) -> None:
-        """Stops the engine."""
+        """Stops the engine, and ends what the interaction started."""
         self.sampler.close()
+        if self._interaction is not None:
+            self._interaction.close()
 
     # --- rows --------------------------------------------------------------------------------------------------
 
