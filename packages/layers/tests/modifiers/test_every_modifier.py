@@ -59,7 +59,7 @@ BEFORE = dict.fromkeys(("cispo", "dapo", "gspo"), "policy-loss")
 #: Where a modifier has one call only, and the family is what it makes of others.
 ALREADY = {
     "sinks": {"gpt_oss"},
-    "moe-loss-free": {"deepseek_v3"},
+    "moe-loss-free": {"deepseek_v3", "deepseek_v32", "glm4_moe"},
     "no-positions": {"bert", "gpt2", "vit"},
 }
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
