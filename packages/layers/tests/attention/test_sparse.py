@@ -61,7 +61,9 @@ class TestSparseAttentions(ModifierConformance):
         return SparseAttentions.Config(top_k=3, heads=2, head_dim=8, rope_dim=4).build()
 
 
-@pytest.mark.parametrize("plain", [grouped(), latent(query_rank=9)], ids=["grouped", "latent"])
+@pytest.mark.parametrize(
+    "plain", [pytest.param(grouped(), marks=pytest.mark.nightly), latent(query_rank=9)], ids=["grouped", "latent"]
+)
 def test_with_room_for_every_key_it_is_plain_attention(plain):
     module = sparse(plain, top_k=6).build(name="layer")
     params = kn.initialize(module, jax.random.key(0))
