@@ -43,6 +43,19 @@ def test_one_device_and_a_rule_that_fits_are_left_alone(unplaced_job, monkeypatc
     assert compose("plan-job", "box-1").config.execution.mesh is None
 
 
+def test_a_rule_that_pays_for_memory_stays_only_where_nothing_is_quicker(unplaced_job, monkeypatch):
+    saves = MeshRule(name="r", platform="cpu", mesh={"fsdp": 4}, modifiers=(("accumulate", {"microbatches": 6}),))
+    assert placement._pays(saves) and not placement._pays(MeshRule(name="r", platform="cpu", mesh={"fsdp": 4}))
+    seconds = [sum(quick_report(compose("plan-job", "box-4", rule=saves), "train_step").step_seconds_by.values())]
+    monkeypatch.setattr(
+        "kanawa.composition.experiment.find_rule", lambda *_: MeshRule(**{**vars(saves), "distribution": "x"})
+    )
+    placement._ANSWERS.clear()
+    chosen = compose("plan-job", "box-4")
+    seconds.append(sum(quick_report(chosen, "train_step").step_seconds_by.values()))
+    assert chosen.rule.name == "placement" and seconds[1] < 0.97 * seconds[0]
+
+
 def test_a_rule_of_the_user_wins_though_its_plan_does_not_fit(job):
     assert compose(*WORDS).rule.name.startswith("user.")
 

@@ -36,7 +36,7 @@ _CHOSEN = ("remat", "accumulate", "offload-optimizer", "pipeline")
 #: A choice has to be this much quicker than one that changes less; and no mesh is tried that could gain no more.
 _GAIN, _ENOUGH = 0.02, 0.03
 #: How many meshes are traced, and how many of the best choices are planned as they will run.
-_TRACED, _PLANNED = 8, 6
+_TRACED, _PLANNED = 5, 4
 #: Bytes a parameter of a state in float32 with two moments.
 _STATE_BYTES = 12
 _STEP = "train_step"
@@ -51,6 +51,7 @@ _ANSWERS: dict[tuple[str, ...], MeshRule | None] = {}
 def answer(question: PlacementQuestion) -> MeshRule | None:
     """Returns the rule for a training step; None where the shipped one's plan fits, or where nothing can be planned.
 
+    A shipped rule that pays time for memory stays only where nothing quicker is found.
     The devices of one divided machine share its memory: no placement of theirs holds more than another.
     """
     if question.target.device.divisible:
@@ -87,6 +88,12 @@ def _memory(estimate: Estimate) -> float:
     return sum(argument_bytes(estimate.program.fn, estimate.program.abstract_args).values()) + estimate.memory.peak
 
 
+def _pays(rule: MeshRule | None) -> bool:
+    """Returns whether a rule pays time for memory, whatever the batch: it cuts batches or sends activations away."""
+    modifiers = () if rule is None else rule.modifiers
+    return any(name == "accumulate" or "offload" in str(values.get("policy")) for name, values in modifiers)
+
+
 class _Placer:
     """The search for one question; what the user's modifiers and the experiment itself set stays."""
 
@@ -106,6 +113,8 @@ class _Placer:
         shape = config.batch_shape()
         self.length = 0 if shape is None else shape.length
         self.choices: list[Choice] = []
+        #: The choice that was confirmed.
+        self.best: Choice | None = None
 
     def rule(self, spread: Spread, modifiers: Sequence[Modifier] = ()) -> MeshRule:
         """Returns a spread as a rule, with the shipped rule's other modifiers."""
@@ -121,10 +130,9 @@ class _Placer:
         """Returns the rule of the best choice, or of the one that lacks least; None where the shipped rule's plan fits,
         or where nothing could be planned.
         """
-        if self.question.rule is not None:
-            planned = _planned(self.question, self.question.rule)
-            if planned is not None and _memory(planned) * ROOM <= self.limit:
-                return None
+        by_rule = self._by_rule()
+        if by_rule is not None and not _pays(self.question.rule):
+            return None
         traced, ideal = 0, 0.0
         for spread in self._spreads():
             planned = _planned(self.question, self.rule(spread, () if self.keeps_policy else (_FULL,)))
@@ -140,7 +148,17 @@ class _Placer:
             return None
         if not self._ordered():
             self.choices = [choice.with_optimizer_away() for choice in self.choices]
-        return self._confirmed(traced)
+        placed = self._confirmed(traced)
+        if by_rule is not None and (self.best is None or self.best.guess.seconds > by_rule.seconds * (1 - _ENOUGH)):
+            return None
+        return placed
+
+    def _by_rule(self) -> Guess | None:
+        """Returns what the shipped rule's plan takes; None without a rule, and where it doesn't fit."""
+        planned = None if self.question.rule is None else _planned(self.question, self.question.rule)
+        if planned is None or _memory(planned) * ROOM > self.limit:
+            return None
+        return Guess(planned.times.seconds.total, _memory(planned))
 
     def _takes_slices(self, spread: Spread) -> bool:
         """Returns whether the batch is the user's to be cut: an experiment may take its gradients otherwise."""
@@ -215,6 +233,7 @@ class _Placer:
             self.choices.append(done)
             known[done] = rule
         best = next((choice for choice in self._ordered() if choice in known), None)
+        self.best = best
         if best is not None:
             return _with_reason(known[best], reason(best, self._ordered(), self.limit, traced))
         nearest = min(self.choices, key=lambda choice: choice.guess.memory_bytes)
