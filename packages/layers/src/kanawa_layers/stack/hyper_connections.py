@@ -221,12 +221,14 @@ class HyperConnections(kn.Modifier):
                 known = ", ".join(sorted(kind.__qualname__ for kind in _KINDS))
                 message = f"hyper-connections: {type(block).__qualname__} isn't supported; expected one of {known}"
                 raise ConfigError(message)
+            kept = {name: getattr(block, name) for name in block.fields() if block.is_set(name) and name != "foreign"}
             both = {"attention_connection": connection, "feed_forward_connection": connection}
-            new: Block.Config = kind(streams=streams, **both)
+            new: Block.Config = kind(streams=streams, **both, **kept)
             return new
 
         def wrap(model: Any) -> None:
-            kn.replace(model.stack, target=Block, new=widen)
+            # Edited, not swapped: modifiers of what is inside the blocks may come before or after.
+            kn.replace(model.stack, target=Block, edit=widen)
             model.set(stack=HyperStack.Config(stack=model.stack, streams=streams))
 
         kn.replace(cfg, target=CausalLM, edit=wrap)
