@@ -54,7 +54,13 @@ def compiled(axes):
 
 
 @pytest.mark.parametrize(
-    "axes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"expert": 2, "fsdp": 4}, {"stage": 5}, {"data": 8}]
+    "axes",
+    [
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"expert": 2, "fsdp": 4},
+        pytest.param({"stage": 5}, marks=pytest.mark.nightly),
+        pytest.param({"data": 8}, marks=pytest.mark.nightly),
+    ],
 )
 def test_eight_devices_update_as_one(axes):
     program, placed = compiled(axes)

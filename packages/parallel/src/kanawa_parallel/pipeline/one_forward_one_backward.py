@@ -372,9 +372,11 @@ class _Parts:
             return carry, (left, of_head)
 
         for ticks, work in self.times.loops():
-            carry, (left, of_head) = jax.lax.scan(
-                functools.partial(tick, work), carry, jnp.arange(ticks.start, ticks.stop)
-            )
+            # A plan knows the stages' work by the stack's name.
+            with jax.named_scope(self.name):
+                carry, (left, of_head) = jax.lax.scan(
+                    functools.partial(tick, work), carry, jnp.arange(ticks.start, ticks.stop)
+                )
             passed += [left] if left is not None else []
             headed += [of_head] if of_head is not None else []
         embedded, staged = jax.tree.map(lambda *x: jnp.concatenate(x), *passed)

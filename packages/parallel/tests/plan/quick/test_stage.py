@@ -26,6 +26,16 @@ def test_a_stage_has_its_layers_and_one_microbatch_on_its_own_devices(job):
     assert one_stage(composed('mesh:axes={"fsdp":4}')) is None
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_a_strategy_that_runs_the_stages_has_one_microbatch_too(job, schedule):
+    composition = composed('mesh:axes={"stage":4}', f"pipeline:microbatches=6,schedule={schedule}")
+    config = one_stage(composition).composition.config
+    assert (config.batch_size, config.gradients.microbatches) == (24 // 6, 1)
+    times = estimated(composition, "train_step").times
+    tick = sum(seconds.total for path, seconds in times.alone.by_path if "stack" in path)
+    assert (6 + 3) * tick <= times.seconds.total < (6 + 3) * tick * 1.5
+
+
 def test_idle_ticks_are_those_of_the_schedule(job):
     """Of M microbatches and S - 1 idle ticks the loops over layers take M + S - 1 ticks; each microbatch is alike."""
     times = {}

@@ -5,10 +5,11 @@ gradients are summed over replicas once a step, beside the last microbatch. Lege
 """
 
 import dataclasses
+import math
 import re
 
 from kanawa.composition.experiment import Composition
-from kanawa.contracts import DeviceMesh
+from kanawa.contracts import DeviceMesh, GradientStrategy
 
 from kanawa_parallel.pipeline.stack import PipelinedStack
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work
@@ -32,6 +33,8 @@ class OneStage:
     rounds: int
     microbatches: int
     layers: int
+    #: Whether a gradient strategy runs the stages: it recomputes them, and saves layers' values of one microbatch.
+    recomputes: bool = False
 
     @property
     def layers_here(self) -> int:
@@ -70,7 +73,12 @@ def one_stage(composition: Composition) -> OneStage | None:
         return None
     config = composition.config.clone()
     config.get(path).set(num_layers=-(-node.num_layers // stages), microbatches=1, rounds=1)
-    config.set_path(shape.rows_path, shape.rows // node.microbatches)
+    microbatches, recomputes = node.microbatches, False
+    for at, each in composition.config.walk():
+        if isinstance(each, GradientStrategy.Config) and (strategy := each.build()).replaces_stack:
+            microbatches, recomputes = math.prod(strategy.cuts().values()), True
+            config.get(at).set(**dict.fromkeys(strategy.cuts(), 1))
+    config.set_path(shape.rows_path, shape.rows // microbatches)
     within = {
         field: {axis: size for axis, size in getattr(mesh, field).items() if axis != _STAGE}
         for field in ("axes", "dcn_axes")
@@ -88,7 +96,8 @@ def one_stage(composition: Composition) -> OneStage | None:
     )
     config.freeze()
     alone = dataclasses.replace(composition, config=config, target=devices, model=config.model.build())
-    return OneStage(alone, path.rpartition(".")[2], stages, node.rounds, node.microbatches, node.num_layers)
+    name = path.rpartition(".")[2]
+    return OneStage(alone, name, stages, node.rounds, microbatches, node.num_layers, recomputes)
 
 
 def pipeline_times(stage: OneStage, walked: Walked, memory: Memory, rates: Rates) -> PipelineTimes:
@@ -118,7 +127,7 @@ def pipeline_times(stage: OneStage, walked: Walked, memory: Memory, rates: Rates
 
 def pipeline_memory(stage: OneStage, memory: Memory) -> PipelineMemory:
     """Returns a stage's memory with what is saved of every microbatch under way: as many as there are stages."""
-    under_way = min(stage.microbatches, stage.stages)
+    under_way = 1 if stage.recomputes else min(stage.microbatches, stage.stages)
     held = [
         dataclasses.replace(buffer, bytes=buffer.bytes * under_way) if buffer.stacked else buffer
         for buffer in memory.at_peak
