@@ -124,6 +124,10 @@ class Code:
         """Returns the larger of two floats, NaN ignored."""
         return self.builder.call(self._intrinsic("maxnum", F32, [F32, F32], F32), [a, b])
 
+    def ceil(self, x: ir.Value) -> ir.Value:
+        """Returns the smallest whole number that is at least a float."""
+        return self.builder.call(self._intrinsic("ceil", F32, [F32], F32), [x])
+
     def exp(self, x: ir.Value) -> ir.Value:
         """Returns e to the power of each float: NaN for NaN, zero below -87, wrong above 88."""
         builder, width = self.builder, x.type.count

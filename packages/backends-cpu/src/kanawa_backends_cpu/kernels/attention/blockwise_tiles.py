@@ -214,6 +214,7 @@ def _attend(scores: list[jax.Array], v: list[jax.Array], factors: list[jax.Array
     tops = [jnp.max(tile, axis=-1, keepdims=True) for tile in scores]
     # MASKED is finite, so that MASKED - MASKED gives exp(0) and no NaN, and a bias of -inf over a whole row exp(-inf).
     top = functools.reduce(jnp.maximum, tops, jnp.float32(sc.MASKED) if sums is None else sums.top)
+    top = tl.top_for(v[0].dtype.name, top)
     weights = [jnp.exp(tile - top).astype(x.dtype) for tile, x in zip(scores, v, strict=True)]
     total = _sum([jnp.sum(tile, axis=-1, keepdims=True, dtype=jnp.float32) for tile in weights], top.shape)
     dropped = [_dropped(tile, factor) for tile, factor in zip(weights, factors, strict=True)]

@@ -6,6 +6,7 @@ row sees [B]. Results: largest scores and sums of exponentials [B, K, G], sums o
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 from kanawa.kernels.attention import scores as sc
@@ -147,8 +148,14 @@ class _Item:
         scores = builder.select(masked, f32_constant(sc.MASKED, _BLOCK), scores)
         before = code.load(self.top[group], F32)
         top = code.maxnum(before, code.reduce_max(scores))
+        if self.shape.bits:
+            twos = code.ceil(builder.fmul(top, ir.Constant(F32, 1 / math.log(2))))
+            top = code.maxnum(builder.fmul(twos, ir.Constant(F32, math.log(2))), top)
         weights = code.exp(builder.fsub(scores, code.splat(top, _BLOCK)))
         weights = builder.select(masked, f32_constant(0.0, _BLOCK), weights)
+        if self.shape.bits:
+            # As training rounds them (see `tiles.top_for`).
+            weights = code.bf16_to_f32(code.f32_to_bf16(weights))
         decays = code.exp(code.splat(builder.fsub(before, top), self.v_lanes))
         decay = builder.extract_element(decays, ir.Constant(I32, 0))
         total = code.add(code.mul(code.load(self.total[group], F32), decay), code.reduce_sum(weights))

@@ -21,6 +21,7 @@ from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_backends_cpu.kernels.attention.matmuls import matmul_of_chunks
+from kanawa_backends_cpu.kernels.attention.tiles import top_for
 
 
 class PagedAttention(Kernel):
@@ -142,10 +143,10 @@ class _Items(NamedTuple):
         k, v = (as_floats(problem, _read(self.operands[name], pages)) for name in ("k", "v"))
         mask = self._mask(row, real, place * k.shape[1], k.shape[1])
         scores = self._scores(row, k, place * k.shape[1], mask)
-        top = jnp.max(scores, axis=-1)
-        weights = jnp.where(mask, jnp.exp(scores - top[..., None]), 0.0)
-        total = jnp.sum(weights, axis=-1)
-        values = matmul_of_chunks(weights.astype(v.dtype), v, transpose=False)
+        top = top_for(v.dtype.name, jnp.max(scores, axis=-1))
+        weights = jnp.where(mask, jnp.exp(scores - top[..., None]), 0.0).astype(v.dtype)
+        total = jnp.sum(weights, axis=-1, dtype=jnp.float32)
+        values = matmul_of_chunks(weights, v, transpose=False)
         return _merged(sums, Sums(top, total, values), row, real)
 
     def _mask(self, row: jax.Array, real: jax.Array, start: jax.Array, keys: int) -> jax.Array:

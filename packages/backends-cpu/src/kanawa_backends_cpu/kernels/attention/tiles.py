@@ -5,6 +5,7 @@ Legend: B batch, T queries of a tile, S keys of a tile, H query heads, K key hea
 groups, so that numbers per query are read in memory order.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -86,6 +87,18 @@ def tile_mask(problem: AttentionProblem, operands: Operands, queries: Span, keys
         exists = (index < operands["kv_lengths"][:, None])[:, None, :]
         allowed = exists if allowed is None else allowed & exists
     return None if allowed is None else allowed[:, None, None]
+
+
+def top_for(values: str, top: jax.Array) -> jax.Array:
+    """Returns what is subtracted from scores before exp: `top`, and for values in half the bits a multiple of ln 2.
+
+    Weights are then rounded alike whatever is subtracted. Kernels that see a row's keys in other blocks, such as
+    decoding, differ in rounded weights no more than in their last bits.
+    """
+    if values == "float32":
+        return top
+    # Of numbers near the lowest, the quotient is infinite.
+    return jnp.maximum(jnp.ceil(top * (1 / math.log(2))) * math.log(2), top)
 
 
 def tile_bias(problem: AttentionProblem, bias: jax.Array, queries: Span, keys: Span) -> jax.Array:
