@@ -35,6 +35,15 @@ class OneStage:
     layers: int
     #: Whether a gradient strategy runs the stages: it recomputes them, and saves layers' values of one microbatch.
     recomputes: bool = False
+    #: Its share of idle ticks, where layers fill all stages.
+    idle_share: float = 0.0
+
+    @property
+    def idle_ticks(self) -> float:
+        """The ticks that a stage waits, in ticks of work."""
+        if self.recomputes:
+            return self.microbatches * self.idle_share / (1 - self.idle_share)
+        return (self.stages - 1) / self.rounds
 
     @property
     def layers_here(self) -> int:
@@ -73,10 +82,11 @@ def one_stage(composition: Composition) -> OneStage | None:
         return None
     config = composition.config.clone()
     config.get(path).set(num_layers=-(-node.num_layers // stages), microbatches=1, rounds=1)
-    microbatches, recomputes = node.microbatches, False
+    microbatches, recomputes, idle = node.microbatches, False, 0.0
     for at, each in composition.config.walk():
         if isinstance(each, GradientStrategy.Config) and (strategy := each.build()).replaces_stack:
             microbatches, recomputes = math.prod(strategy.cuts().values()), True
+            idle = strategy.idle_share(stages, stages)
             config.get(at).set(**dict.fromkeys(strategy.cuts(), 1))
     config.set_path(shape.rows_path, shape.rows // microbatches)
     within = {
@@ -97,7 +107,7 @@ def one_stage(composition: Composition) -> OneStage | None:
     config.freeze()
     alone = dataclasses.replace(composition, config=config, target=devices, model=config.model.build())
     name = path.rpartition(".")[2]
-    return OneStage(alone, name, stages, node.rounds, microbatches, node.num_layers, recomputes)
+    return OneStage(alone, name, stages, node.rounds, microbatches, node.num_layers, recomputes, idle)
 
 
 def pipeline_times(stage: OneStage, walked: Walked, memory: Memory, rates: Rates) -> PipelineTimes:
@@ -112,7 +122,7 @@ def pipeline_times(stage: OneStage, walked: Walked, memory: Memory, rates: Rates
     even = stage.layers % stage.stages == 0
     share = (stage.layers * tick.total / stage.layers_here + ends.total) / stage.stages
     a_microbatch = tick.total + ends.total if even else max(tick.total, share)
-    runs = stage.microbatches + (stage.stages - 1) / stage.rounds
+    runs = stage.microbatches + stage.idle_ticks
     total = Seconds()
     total.add(tick, runs)
     # The idle ticks have no ends.
