@@ -86,7 +86,9 @@ def test_meshes_are_tried_by_domains_and_only_those_that_a_model_can_use(unplace
     assert first[:2] == [{"fsdp": 8}, {"data": 8}] and {"fsdp": 4, "tensor": 2} in first
     assert not any("expert" in axes for axes in first)
     mixture = [dict(each.axes) for each in spreads(parse_target("box-8"), 100.0, experts=4)]
-    assert {"fsdp": 2, "expert": 4} in mixture
+    assert {"fsdp": 2, "expert": 4} in mixture and not any(axes.get("expert") == 8 for axes in mixture)
+    many = [dict(each.axes).get("expert", 1) for each in spreads(parse_target("box-512"), 1e15, experts=256)]
+    assert max(many) <= 8, "experts stay in a fast domain"
     # Between machines there are copies, unless one machine can't hold a copy.
     assert dict(spreads(parse_target("box-32"), 100.0, experts=1)[0].axes) == {"data": 32}
     assert dict(spreads(parse_target("box-32"), 17 * 2**29, experts=1)[0].axes) == {"fsdp": 32}

@@ -37,6 +37,8 @@ _CHOSEN = ("remat", "accumulate", "offload-optimizer", "pipeline")
 _GAIN, _ENOUGH = 0.02, 0.03
 #: How many meshes are traced, and how many of the best choices are planned as they will run.
 _TRACED, _PLANNED = 5, 4
+#: How many of a mesh's choices are worth a second look: the quickest that fit, and the smallest.
+_WORTH = 100
 #: Bytes a parameter of a state in float32 with two moments.
 _STATE_BYTES = 12
 _STEP = "train_step"
@@ -192,11 +194,15 @@ class _Placer:
         kinds = bytes_by_kind(argument_bytes(planned.program.fn, planned.program.abstract_args))
         optimizer = 0.0 if planned.prepared.composition.config.execution.optimizer_memory else kinds.get("optimizer", 0)
         away = Guess(2 * optimizer / HOST_BANDWIDTH, -float(optimizer))
-        return [
+        made = [
             Choice(spread, kept, count, sketch.guess(kept, count), away, sketch.fixed_bytes)
             for kept in sets
             for count in counts
         ]
+        fitting = [choice for choice in made if choice.guess.memory_bytes * ROOM <= self.limit]
+        quickest = sorted(fitting, key=lambda choice: choice.guess.seconds)[:_WORTH]
+        smallest = sorted(made, key=lambda choice: choice.guess.memory_bytes)[:_WORTH]
+        return list(dict.fromkeys([*quickest, *smallest]))
 
     def _ordered(self) -> list[Choice]:
         """Returns the choices that fit: of those about as quick as the quickest the plainest comes first."""

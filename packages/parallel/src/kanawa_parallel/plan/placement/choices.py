@@ -128,7 +128,9 @@ def spreads(target: Target, state_bytes: float, experts: int) -> list[Spread]:
         return [(("data", rest // fsdp), ("fsdp", fsdp)) for fsdp in dict.fromkeys(sizes)]
 
     inside = over(devices, 1)
-    for size in [size for size in _divisors(devices) if experts % size == 0 and size <= domain][-1:]:
+    # With few devices left for `fsdp`, all that isn't an expert would be held nearly whole.
+    fits = [size for size in _divisors(devices) if experts % size == 0 and size <= domain and size**2 <= 8 * devices]
+    for size in fits[-1:] + [size for size in fits if size * 4 == fits[-1]]:
         inside += [(*axes, ("expert", size)) for axes in over(devices // size, size)[:1]]
     for size in (2, 4, 8, _WIDEST_TENSOR):
         if size <= domain and devices % size == 0:
