@@ -63,3 +63,26 @@ def test_another_libc_is_left_alone(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setattr(sys, "platform", "darwin")
     assert keep_freed_memory() is False
+
+
+#: XLA keeps one pool for programs and one for their parts: counted are the threads of both.
+THREADS = """
+import os
+from kanawa_backends_cpu.process import prepare_process
+prepare_process("train")
+import jax
+jax.devices()
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted by /proc")
+def test_devices_of_one_process_have_threads_to_compute_while_others_wait_in_a_collective():
+    def threads(**environment):
+        variables = {"PATH": "", "JAX_PLATFORMS": "cpu", **environment}
+        run = subprocess.run([sys.executable, "-c", THREADS], env=variables, capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    eight = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    assert threads(**eight) >= threads(**eight, NPROC="8") + 24
+    assert threads() < 24 + threads(NPROC="2")

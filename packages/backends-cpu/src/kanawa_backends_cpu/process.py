@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import sys
 import warnings
 from importlib.util import find_spec
@@ -60,9 +61,29 @@ def jax_uses_the_cpu() -> bool:
 _NOT_STORED = "Error writing persistent compilation cache entry.*bad_alloc"
 
 
+#: Threads of XLA's pool for each device that shares this process. By default there is one, and each waits in a
+#: collective: what the last device still has to compute then finds none, and XLA ends the process after 40 s.
+_THREADS_A_DEVICE = 4
+#: Plans are compiled for more devices than this machine could run: those get a thread each.
+_MOST_THREADS = 128
+
+
+def provide_threads(devices: int) -> None:
+    """Has XLA start with enough threads for so many CPU devices of this process, unless the user set NPROC."""
+    if devices > 1:
+        enough = min(_THREADS_A_DEVICE * devices, _MOST_THREADS)
+        os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, devices, enough)))
+
+
+def _devices_asked_for() -> int:
+    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(forced[1] if forced else os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
+
+
 def prepare_process(purpose: str) -> None:
-    """Sets the allocator, and drops the warning about programs that the compile cache can't store."""
+    """Sets the allocator and XLA's threads, and drops the warning about programs that the compile cache can't store."""
     keep_freed_memory(in_threads=purpose == "serve")
+    provide_threads(_devices_asked_for())
     warnings.filterwarnings("ignore", message=_NOT_STORED, category=UserWarning)
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from kanawa.errors import TargetError
 
+from kanawa_backends_cpu.process import provide_threads
+
 if TYPE_CHECKING:
     import jax
 
@@ -30,6 +32,7 @@ def provide_devices(count: int) -> None:
         raise TargetError(message)
     forced = "xla_force_host_platform" in os.environ.get("XLA_FLAGS", "")
     if count > jax.config.values["jax_num_cpu_devices"] and not forced:
+        provide_threads(count)
         # JAX refuses to change the number once its devices exist; whether there are enough is checked below.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", count)

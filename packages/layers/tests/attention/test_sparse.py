@@ -13,6 +13,8 @@ from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.latent import LatentAttention
 from kanawa_layers.attention.paged_cache import PagedCache
+from kanawa_layers.attention.quantised_cache import QuantisedCache
+from kanawa_layers.attention.ring_cache import RingCache
 from kanawa_layers.attention.sparse import (
     LightningIndexer,
     SelectedDotProduct,
@@ -138,6 +140,23 @@ def test_paged_index_keys_give_the_same():
         results = [call(x[:, start:stop], *inputs) for call, *inputs in zip(calls, known, caches, strict=True)]
         np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-5)
         caches = [cache for _, cache in results]
+
+
+@pytest.mark.parametrize(("kind", "atol"), [(RingCache, 1e-5), (QuantisedCache, 0.05)])
+def test_index_keys_lie_in_other_caches_too(kind, atol):
+    caches = kind.Config()
+    modules = [
+        sparse(grouped(), top_k=6, **c).build(name="layer") for c in ({}, {"cache": caches, "index_cache": caches})
+    ]
+    params = kn.initialize(modules[0], jax.random.key(0))
+    x, written = jax.random.normal(jax.random.key(1), (2, 6, WIDTH)), []
+    for module in modules:
+        cache = {n: jnp.zeros(s.shape, s.dtype) for n, s in module.cache_spec(2, 6, "float32").items()}
+        for start, stop in ((0, 4), (4, 5), (5, 6)):
+            known = Sequences(lengths=jnp.full((2,), start))
+            y, cache = kn.functional(module)(params, {}, x[:, start:stop], known, cache)[0]
+        written.append(y)
+    np.testing.assert_allclose(*written, atol=atol)
 
 
 def test_what_it_cannot_do_is_said():
