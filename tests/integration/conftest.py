@@ -12,6 +12,7 @@ import textwrap
 import venv
 from collections.abc import Callable
 
+import eight_devices  # noqa: F401
 import jax
 import pytest
 import tiny_lm

@@ -1,11 +1,7 @@
 """Cross entropy with all packages at once: split over the vocabulary, and by a backend's matmuls."""
 
 import math
-import os
 import re
-
-if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 import jax
 import jax.numpy as jnp

@@ -1,11 +1,6 @@
 """Every kind of cache and every mesh through the engine: the tokens of one-at-a-time decoding on one device."""
 
 import dataclasses
-import os
-
-from xla_options import xla_flags
-
-os.environ["XLA_FLAGS"] = xla_flags(8)
 
 import jax
 import jax.numpy as jnp

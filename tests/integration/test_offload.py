@@ -1,11 +1,5 @@
 """Optimizer state and activations in host memory give the updates of a run that keeps everything on the devices."""
 
-import os
-
-from xla_options import xla_flags
-
-os.environ["XLA_FLAGS"] = xla_flags(8)
-
 import jax
 import numpy as np
 from kanawa.arrays.tree import flatten_paths

@@ -1,12 +1,7 @@
 """Preferences end to end: margins and rewards that rise, references, eight devices, microbatches, exports, refusals."""
 
 import json
-import os
 import shutil
-
-from xla_options import xla_flags
-
-os.environ["XLA_FLAGS"] = xla_flags(8)
 
 import kanawa as kn
 import numpy as np

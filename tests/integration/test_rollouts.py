@@ -1,12 +1,7 @@
 """GRPO with rollouts of the serving engine in the training process: what it learns, repeats, hands over and refuses."""
 
 import json
-import os
 import threading
-
-from xla_options import xla_flags
-
-os.environ["XLA_FLAGS"] = xla_flags(8)
 
 import jax
 import kanawa as kn

@@ -5,9 +5,6 @@ import os
 import subprocess
 import sys
 
-if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-
 import jax
 import jax.numpy as jnp
 import kanawa as kn

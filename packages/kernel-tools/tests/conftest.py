@@ -1,16 +1,11 @@
 """Eight CPU devices, strict JAX, fake plugins, and a host with chosen kernels alone."""
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_FLAGS = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8"
-
-import jax  # noqa: E402
-import pytest  # noqa: E402
-from fake_distributions import fake_distributions  # noqa: E402
-from kanawa.plugins import PluginHost, set_host  # noqa: E402
-from kanawa.plugins.discovery import Entry, Provider, discover  # noqa: E402
+import eight_devices  # noqa: F401
+import jax
+import pytest
+from fake_distributions import fake_distributions
+from kanawa.plugins import PluginHost, set_host
+from kanawa.plugins.discovery import Entry, Provider, discover
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -1,17 +1,13 @@
 """Strict JAX for every test of parallel: eight CPU devices, no implicit promotion."""
 
-import os
 import sys
 import textwrap
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_FLAGS = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8"
-
-import jax  # noqa: E402
-import pytest  # noqa: E402
-from drills import settle_hypothesis  # noqa: E402
-from kanawa.plugins import PluginHost, set_host  # noqa: E402
+import eight_devices  # noqa: F401
+import jax
+import pytest
+from drills import settle_hypothesis
+from kanawa.plugins import PluginHost, set_host
 
 settle_hypothesis()
 jax.config.update("jax_numpy_rank_promotion", "raise")
