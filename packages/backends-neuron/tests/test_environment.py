@@ -37,8 +37,11 @@ def test_devices_are_logical_cores(device, logical_cores, devices, cores):
 
 
 def test_instances_are_those_of_the_device_specs():
-    for spec in DEVICES:
-        instance = INSTANCES[spec.name]
+    specs = {spec.name: spec for spec in DEVICES}
+    # It is planned for alone: its hosts' settings aren't known here.
+    assert specs.keys() - INSTANCES.keys() == {"trn3"}
+    for name, instance in INSTANCES.items():
+        spec = specs[name]
         assert spec.chips_per_host * spec.jax_devices_per_chip == instance.cores // instance.logical[0]
 
 
