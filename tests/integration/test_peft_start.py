@@ -17,7 +17,7 @@ SETTINGS = {"steps": 3, "batch_size": 4, "data.sequence_length": 16, "evaluation
 
 def trained(folder, run, *, modify="lora:rank=4,alpha=8", **options):
     kn.train(str(folder), run=str(run), modify=[modify], set=SETTINGS, data="random-tokens:vocab_size=40",
-             progress=False, **options)  # fmt: skip
+             on="cpu", progress=False, **options)  # fmt: skip
     return [event for event in read_events(run / "events.jsonl") if event["event"] == "step"]
 
 

@@ -18,5 +18,5 @@ LONG = {
     *(f"docs/{name}.md" for name in ("checkpoints-and-resume", "command-line", "convert", "fine-tuning", "kernels")),
     *(f"docs/{name}.md" for name in ("launch", "optimizers", "parallelism", "plan", "python", "recurrent-layers")),
     *(f"docs/{name}.md" for name in ("services", "tuning")),
-    *(f"{YOUR_OWN}{name}.md" for name in ("experiment", "gate", "service")),
+    *(f"{YOUR_OWN}{name}.md" for name in ("backend", "experiment", "gate", "kernel", "service")),
 }
