@@ -1,19 +1,10 @@
-"""Kernel tests: eight CPU devices, and a host that always has core's own kernels."""
+"""Kernel tests: a host that always has core's own kernels."""
 
-import os
-import sys
-
-if "jax" not in sys.modules:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "force_host_platform_device_count" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
-
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-from kanawa.plugins import PluginHost, set_host  # noqa: E402
-from kanawa.plugins.discovery import Entry, Provider, discover  # noqa: E402
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kanawa.plugins import PluginHost, set_host
+from kanawa.plugins.discovery import Entry, Provider, discover
 
 CORE = {
     "attention.any.reference": "attention.reference:ReferenceAttention",
