@@ -139,6 +139,7 @@ def gang(folder, run, task):
     return subprocess.run(command, env={**os.environ, "XLA_FLAGS": xla_flags()}, capture_output=True, text=True)
 
 
+@pytest.mark.nightly
 def test_every_process_of_a_gang_scores_alike_and_none_writes(folder, tmp_path):
     ended = gang(folder, tmp_path / "run", "ending.yml")
     assert ended.returncode == 0, ended.stderr

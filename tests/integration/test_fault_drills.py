@@ -137,10 +137,12 @@ def drilled(nursery, folder, golden, rng, processes, faults, kind="orbax"):
 @pytest.mark.parametrize(
     ("kind", "faults"),
     [
-        (
+        pytest.param(
             "orbax",
             ["", "pre_commit:sigkill:1", "post_commit:torn:2", "in_restore:sigkill:1", "in_collective:sigkill:9"],
+            marks=pytest.mark.nightly,
         ),
+        ("orbax", ["pre_commit:sigkill:1"]),
         ("sharded", ["mid_write:torn:2", "", "in_gc:sigkill:2"]),
     ],
 )

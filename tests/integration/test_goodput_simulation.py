@@ -154,6 +154,7 @@ def compared(nursery, folder, steps, moments, rng):
     return figures["goodput"]["seconds"]["productive"] / wall, month.seconds["productive"] / wall
 
 
+@pytest.mark.nightly
 def test_a_gang_that_is_killed_does_as_simulated(tmp_path, record_drill):
     # Well after the save before it: whether one that is under way still counts is a matter of milliseconds.
     moments = [2 * EVERY - 4, 4 * EVERY - 3]

@@ -15,7 +15,13 @@ KINDS = {
 MODULES = {"command": ("{name}", "kernels"), "backend": ("plan", "tiny-lm", "--on", "stranger_backend-8", "--quick")}
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *MODULES])
+#: The others are much like these, and are built each night.
+ALWAYS = {"layer", "kernel", "service", "corpus", "command"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k in ALWAYS else pytest.mark.nightly) for k in (*KINDS, *MODULES)]
+)
 def test_what_is_generated_works(installation, build, kind, tmp_path):
     name = f"stranger-{kind}"
     done = installation.run("new", "plugin", name, "--kind", kind, "--into", str(tmp_path))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from xla_options import xla_flags
 
 
@@ -16,6 +17,7 @@ def kanawa(*words):
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_the_winner_of_a_search_trains(tmp_path):
     best, run = tmp_path / "best.json", tmp_path / "run"
     fixed = ["--fix", "data=1", "--fix", "policy=dots", "--fix", "microbatches=2"]

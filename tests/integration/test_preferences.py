@@ -128,7 +128,10 @@ def test_a_frozen_reference_is_in_checkpoints_and_not_in_exports(folder, tmp_pat
     assert kn.open(tmp_path / "whole").params.keys() == kn.open(tmp_path / "whole").model.children.keys() - {"loss"}
 
 
-@pytest.mark.parametrize("modify", [["lora:rank=2", "dpo"], ["dpo"], ["reward-model"]])
+@pytest.mark.parametrize(
+    "modify",
+    [["dpo"], *(pytest.param(m, marks=pytest.mark.nightly) for m in (["lora:rank=2", "dpo"], ["reward-model"]))],
+)
 def test_eight_devices_and_microbatches_give_the_same_losses(folder, tmp_path, modify):
     plain = trained(experiment(folder, modify), tmp_path / "plain")
     parts = trained(experiment(folder, [*modify, "accumulate:microbatches=4"]), tmp_path / "parts")

@@ -11,9 +11,9 @@ TINY = ("batch_size=2", "model.stack.num_layers=1", "evaluation.max_batches=1", 
 @pytest.mark.parametrize(
     ("length", "modifiers", "said"),
     [
-        (256, (), ""),
+        pytest.param(256, (), "", marks=pytest.mark.nightly),
         (320, (), "rows are 320 tokens long, and the model's positions are for sequences of 256"),
-        (320, ("rope-yarn:factor=2",), ""),
+        pytest.param(320, ("rope-yarn:factor=2",), "", marks=pytest.mark.nightly),
     ],
 )
 def test_training_says_that_rows_are_longer_than_the_model_was_made_for(tmp_path, caplog, length, modifiers, said):

@@ -90,6 +90,7 @@ def test_hangs_many_times(nursery, tmp_path, action, record_drill):
     )
 
 
+@pytest.mark.nightly
 def test_what_takes_long_in_its_own_section_is_no_hang(nursery, tmp_path):
     """Compiling, evaluating, saving and restoring are each longer here than a step may be."""
     quick = watched(json.dumps({"step_seconds": 4.0, "least_seconds": 4.0, "alone": True}))

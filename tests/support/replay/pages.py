@@ -17,6 +17,6 @@ NIGHTLY = sorted(name for name, blocks in RUN.items() if any(block.is_nightly fo
 LONG = {
     *(f"docs/{name}.md" for name in ("checkpoints-and-resume", "command-line", "convert", "fine-tuning", "kernels")),
     *(f"docs/{name}.md" for name in ("launch", "optimizers", "parallelism", "plan", "python", "recurrent-layers")),
-    *(f"docs/{name}.md" for name in ("services", "tuning")),
+    *(f"docs/{name}.md" for name in ("services", "tuning", "tutorial")),
     *(f"{YOUR_OWN}{name}.md" for name in ("backend", "experiment", "gate", "kernel", "service")),
 }
