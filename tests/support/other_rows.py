@@ -16,7 +16,7 @@ class Images(DataSource):
     @property
     def fields(self):
         size = self.config.size
-        images = RowField((3, size, size), "float32", (None, None, None))
+        images = RowField((size, size, 3), "float32", (None, None, None))
         return {"images": images, "target_ids": RowField((), "int32", ()), "loss_weights": RowField((), "float32", ())}
 
     @property
@@ -29,8 +29,8 @@ class Images(DataSource):
 
     def row(self, index):
         rng = np.random.default_rng((self.config.seed, index))
-        images = rng.normal(size=(3, self.config.size, self.config.size)).astype(np.float32)
-        images[index % 3] += 2
+        images = rng.normal(size=(self.config.size, self.config.size, 3)).astype(np.float32)
+        images[..., index % 3] += 2
         return {"images": images, "target_ids": np.int32(index % 3), "loss_weights": np.float32(1)}
 
     def held_out(self):

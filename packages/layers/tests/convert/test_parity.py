@@ -42,7 +42,9 @@ def test_logits_equal_those_of_transformers(loaded, scan):
     params, state = unflatten_paths(model.params), unflatten_paths(model.state)
     options = {"xla_backend_optimization_level": 0}  # compiling is what takes the time here: half of it is enough
     predict = jax.jit(lambda p, s, *inputs: kn.functional(built, "predict")(p, s, *inputs)[0], compiler_options=options)
-    logits = np.asarray(predict(params, state, *(saved[name] for name in saved if name != "logits")))
+    # Theirs are channels first.
+    inputs = (np.moveaxis(a, 1, -1) if name == "pixel_values" else a for name, a in saved.items() if name != "logits")
+    logits = np.asarray(predict(params, state, *inputs))
     assert np.abs(saved["logits"]).max() > 0.5, "logits too small to tell anything"
     np.testing.assert_allclose(logits, saved["logits"], atol=TOLERANCE, rtol=0)
 

@@ -47,7 +47,7 @@ class TestPatchEmbedding(LayerConformance):
         return PatchEmbedding.Config(output_dim=16, patch_size=4)
 
     def inputs(self, key):
-        return (jax.random.normal(key, (2, 3, 8, 12)),)
+        return (jax.random.normal(key, (2, 8, 12, 3)),)
 
 
 class TestTokenTypes(LayerConformance):

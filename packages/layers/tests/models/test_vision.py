@@ -1,4 +1,4 @@
-"""ViT: patches are a convolution, images are learned."""
+"""ViT: patches are a convolution, images are learned, and pixels are normalised by the model."""
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +8,25 @@ import pytest
 from kanawa.contracts import ImageBatch
 from kanawa.errors import KanawaError
 from kanawa_layers.basic.patches import PatchEmbedding
+from kanawa_layers.basic.pixels import PixelNorm
+from kanawa_layers.basic.pooling import MeanPooling
 from kanawa_layers.recipes.vit import vit
 
 
 def images(count):
-    return jnp.asarray(np.random.default_rng(0).standard_normal((count, 3, 8, 12)), jnp.float32)
+    return jnp.asarray(np.random.default_rng(0).standard_normal((count, 8, 12, 3)), jnp.float32)
 
 
 def test_patches_are_a_convolution_with_a_stride_of_its_width():
     module = PatchEmbedding.Config(output_dim=5, patch_size=4).build()
-    weight = jnp.asarray(np.random.default_rng(1).standard_normal((3, 4, 4, 5)), jnp.float32)
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((4, 4, 3, 5)), jnp.float32)
     params = {"projection": {"weight": weight, "bias": jnp.arange(5.0)}}
     actual, _ = kn.functional(module)(params, {}, images(2))
-    right = jax.lax.conv_general_dilated(images(2), jnp.transpose(weight, (3, 0, 1, 2)), (4, 4), "VALID")
-    right = right.reshape(2, 5, 6).transpose(0, 2, 1) + jnp.arange(5.0)[None, None]
+    layout = ("NHWC", "HWIO", "NHWC")
+    right = jax.lax.conv_general_dilated(images(2), weight, (4, 4), "VALID", dimension_numbers=layout)
+    right = right.reshape(2, 6, 5) + jnp.arange(5.0)[None, None]
     np.testing.assert_allclose(actual, right, atol=1e-4)
-    with pytest.raises(KanawaError, match="images of 3 x 8 x 12 can't be cut in patches of 3 x 5 x 5"):
+    with pytest.raises(KanawaError, match="images of 8 x 12 x 3 can't be cut in patches of 5 x 5 x 3"):
         PatchEmbedding.Config(output_dim=5, patch_size=5).build().forward(images(1))
 
 
@@ -31,7 +34,7 @@ def test_images_are_learned_and_padding_counts_for_nothing():
     sizes = {"num_layers": 1, "input_dim": 16, "num_heads": 2, "hidden_dim": 24}
     module = vit(**sizes, patch_size=4, image_size=8, num_classes=4).build()
     params = jax.jit(lambda k: kn.initialize(module, k))(jax.random.key(0))
-    batch = ImageBatch(images(4)[..., :8], jnp.array([0, 3, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0]))
+    batch = ImageBatch(images(4)[:, :, :8], jnp.array([0, 3, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0]))
 
     def loss(p, batch):
         outputs = kn.functional(module)(p, {}, batch, key=jax.random.key(1), train=True)[1]
@@ -48,3 +51,39 @@ def test_images_are_learned_and_padding_counts_for_nothing():
     for _ in range(9):
         after, last = step(after, batch)
     assert float(last) < float(first) - 0.3
+
+
+def test_pixels_are_normalised_by_channel_and_floats_are_taken_as_they_are():
+    norm = PixelNorm.Config(mean=(0.5, 0.25, 0.0), stddev=(0.5,)).build()
+    pixels = jnp.asarray([[[[0, 255, 51]]]], jnp.uint8)
+    actual, _ = kn.functional(norm)({}, {}, pixels)
+    np.testing.assert_allclose(actual[0, 0, 0], [-1.0, 1.5, 0.4], atol=1e-6)
+    np.testing.assert_array_equal(kn.functional(norm)({}, {}, images(1))[0], images(1))
+    with pytest.raises(KanawaError, match="mean has 3 numbers; images have 1 channels"):
+        kn.functional(norm)({}, {}, pixels[..., :1])
+
+
+def test_registers_are_tokens_that_the_pooling_does_not_see():
+    cfg = vit(num_layers=1, input_dim=16, num_heads=2, patch_size=4, image_size=8, num_classes=4, num_registers=3)
+    cfg.set(pooling=MeanPooling.Config())
+    module = cfg.build()
+    params = kn.initialize(module, jax.random.key(0))
+    encoder = kn.functional(module.encoder)
+    x, _ = encoder(params["encoder"], {}, images(2)[:, :, :8])
+    assert x.shape == (2, 1 + 3 + 4, 16)
+    logits, _ = kn.functional(module, "predict")(params, {}, images(2)[:, :, :8])
+    head = params["head"]
+    np.testing.assert_allclose(logits, x[:, 4:].mean(1) @ head["weight"] + head["bias"][None], atol=1e-5)
+    # Patches attend to them, so that they are trained.
+    changed = {**params["encoder"], "registers": -params["encoder"]["registers"]}
+    assert jnp.abs(encoder(changed, {}, images(2)[:, :, :8])[0][:, 4:] - x[:, 4:]).max() > 1e-3
+
+
+def test_a_classifier_needs_something_to_classify_by_and_a_name_for_each_class():
+    cfg = vit(num_layers=1, input_dim=16, num_heads=2, image_size=16, num_classes=3)
+    cfg.encoder.set(class_token=False)
+    cfg.set(class_names=("cat", "dog"))
+    assert cfg.check() == [
+        "encoder has no class token, and pooling is None; set pooling=MeanPooling.Config()",
+        "class_names has 2 names for 3 classes",
+    ]

@@ -79,8 +79,8 @@ def batch_of(cfg):
     ints, ones = jnp.ones((2, 6), jnp.int32), jnp.ones((2, 6))
     kind = cfg._target.batch
     if kind is ImageBatch:
-        side = math.isqrt(cfg.positions.max_length - 1) * cfg.patches.patch_size
-        return ImageBatch(jnp.ones((2, cfg.patches.num_channels, side, side)), jnp.ones(2, jnp.int32), jnp.ones(2))
+        side = math.isqrt(cfg.encoder.positions.max_length - 1) * cfg.encoder.patches.patch_size
+        return ImageBatch(jnp.ones((2, side, side, 3), jnp.uint8), jnp.ones(2, jnp.int32), jnp.ones(2))
     if kind is EncoderDecoderBatch:
         return EncoderDecoderBatch(ints, ints, ints, ints, ints, ints, ints, ones)
     return Batch(ints, ints, ints, ints, ones)

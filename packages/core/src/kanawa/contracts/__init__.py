@@ -24,6 +24,7 @@ from kanawa.contracts.companion import without_companions as without_companions
 from kanawa.contracts.data import DataSource as DataSource
 from kanawa.contracts.data import Loader as Loader
 from kanawa.contracts.data import RowField as RowField
+from kanawa.contracts.data import Shown as Shown
 from kanawa.contracts.data import Tokenizer as Tokenizer
 from kanawa.contracts.device_mesh import DeviceMesh as DeviceMesh
 from kanawa.contracts.experiment_template import ExperimentTemplate as ExperimentTemplate

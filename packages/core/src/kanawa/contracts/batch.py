@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 
 class Batch(NamedTuple):
@@ -107,9 +107,12 @@ class EncoderDecoderBatch(NamedTuple):
 
 
 class ImageBatch(NamedTuple):
-    """Images, channels first and already normalised, each with the id of its class; weight 0 is padding."""
+    """Images, channels last, each with the id of its class; weight 0 is padding.
 
-    images: Float[Array, "batch channels height width"]
+    Integers are pixels, 0 to 255, which the model normalises; floats are normalised already.
+    """
+
+    images: Num[Array, "batch height width channels"]
     target_ids: Int[Array, " batch"]
     loss_weights: Float[Array, " batch"]
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from kanawa.config import Configurable, Seed, Size
+from kanawa.config import Config, Configurable, Seed, Size
 from kanawa.contracts.batch import Batch
 
 Split = Literal["train", "validation"]
@@ -42,6 +42,13 @@ class RowField(NamedTuple):
     axes: tuple[str | None, ...]
 
 
+class Shown(NamedTuple):
+    """What a person is to see of a row: words such as its label, and uint8 `image` [height, width, channels] if any."""
+
+    text: str
+    image: np.ndarray | None = None
+
+
 class DataSource(Configurable):
     """A global sequence of rows: row r is a pure function of (config, seed, r), for any number of hosts and restarts.
 
@@ -53,6 +60,8 @@ class DataSource(Configurable):
 
     #: The record that a batch of rows is.
     batch: ClassVar[type] = Batch
+    #: What the weights of rows count, for screens and reports, where a record has weights; else rows are counted.
+    unit: ClassVar[str] = "tokens"
 
     class Config(Configurable.Config):
         #: Of rows of tokens.
@@ -83,6 +92,16 @@ class DataSource(Configurable):
         def set_tokenizer_file(self, file: str) -> None:
             """Sets the saved tokenizer that text is read by; rows that aren't text ignore it."""
             del file
+
+        @classmethod
+        def of_files(cls, address: str, experiment: Config) -> "DataSource.Config | None":
+            """Returns the config that reads the files of `--data ADDRESS` for an experiment's model; None: reads none.
+
+            Asked where the model learns from records of this source; text is read without. What the experiment's own
+            data are set to, where they are of this source, stays.
+            """
+            del address, experiment
+            return None
 
     def __init__(self, cfg: Config) -> None:
         """Takes the config; a source without a seed, which belongs to no run, has seed 0."""
@@ -133,6 +152,16 @@ class DataSource(Configurable):
     def vocab_size(self) -> int:
         """One more than the largest token id; 0 of rows without tokens."""
         return 0
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes that ids in `target_ids` stand for, known without opening the data; () of none."""
+        return ()
+
+    def shown(self, row: Mapping[str, np.ndarray]) -> Shown | None:
+        """Returns what a person is to see of a row; None for rows of tokens, and where its arrays say it all."""
+        del row
+        return None
 
     @property
     @abc.abstractmethod

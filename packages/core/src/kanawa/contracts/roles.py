@@ -279,6 +279,15 @@ class Model(Module):
         del cfg
         return cls.batch
 
+    @classmethod
+    def row_shapes(cls, cfg: Any) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shapes of a row's arrays that a model with this config takes no others of; {} where any will do.
+
+        Composition compares them with the data's `fields`; a source made of files for the model makes such rows.
+        """
+        del cfg
+        return {}
+
     @abc.abstractmethod
     def forward(self, batch: Any) -> None:
         """Adds the training loss and metrics of a batch to the outputs."""

@@ -8,7 +8,7 @@ from kanawa_layers.basic.linear import Linear
 
 
 class PatchEmbedding(kn.Module):
-    """[batch, channels, height, width] to [batch, patches, embed], rows of patches one after another.
+    """[batch, height, width, channels] to [batch, patches, embed], rows of patches one after another.
 
     Equal to a convolution whose stride is its width, computed as one matmul.
     """
@@ -23,7 +23,7 @@ class PatchEmbedding(kn.Module):
             bias=True,
             foreign=kn.foreign.Names(
                 tensors={
-                    "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Permuted.Config(order=(3, 0, 1, 2))),
+                    "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Permuted.Config(order=(3, 2, 0, 1))),
                     "bias": "bias",
                 }
             ),
@@ -31,28 +31,27 @@ class PatchEmbedding(kn.Module):
         foreign: kn.foreign.Names = kn.foreign.Names(children={"projection": "projection"})
 
     def setup(self) -> None:
-        """Declares the projection, [channels, patch, patch, embed]."""
+        """Declares the projection, [patch, patch, channels, embed]."""
         cfg = self.config
         self.add_child(
             "projection",
             cfg.projection,
-            input_shape=(cfg.num_channels, cfg.patch_size, cfg.patch_size),
+            input_shape=(cfg.patch_size, cfg.patch_size, cfg.num_channels),
             output_shape=(cfg.output_dim,),
             axes=(None, None, None, "embed"),
         )
 
-    def forward(self, images: Float[Array, "B C H W"]) -> Float[Array, "B T E"]:
+    def forward(self, images: Float[Array, "B H W C"]) -> Float[Array, "B T E"]:
         """Returns a token for each patch; raises ModuleError where patches don't tile the image."""
         size = self.config.patch_size
-        batch, channels, height, width = images.shape
+        batch, height, width, channels = images.shape
         if height % size or width % size or channels != self.config.num_channels:
             message = (
-                f"{self.path}: images of {channels} x {height} x {width} can't be cut in patches of "
-                f"{self.config.num_channels} x {size} x {size}"
+                f"{self.path}: images of {height} x {width} x {channels} can't be cut in patches of "
+                f"{size} x {size} x {self.config.num_channels}"
             )
             raise ModuleError(message)
         rows, columns = height // size, width // size
-        # [B, C, rows, P, columns, P] -> [B, rows, columns, C, P, P]; within a patch the order of a convolution's
-        # weight.
-        tiles = images.reshape(batch, channels, rows, size, columns, size).transpose(0, 2, 4, 1, 3, 5)
-        return self.projection(tiles.reshape(batch, rows * columns, channels, size, size))
+        # [B, rows, P, columns, P, C] -> [B, rows, columns, P, P, C]: pixels of a patch in the order of its weight.
+        tiles = images.reshape(batch, rows, size, columns, size, channels).transpose(0, 1, 3, 2, 4, 5)
+        return self.projection(tiles.reshape(batch, rows * columns, size, size, channels))

@@ -1,52 +1,137 @@
-"""The vision transformer as an image classifier: patches, a class token, positions, stack, norm, head."""
+"""The vision transformer: a tower from images to tokens, and the classifier on top of it."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 from kanawa.contracts import ImageBatch, Model, Norm, Sequences, Stack
 
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.basic.patches import PatchEmbedding
-from kanawa_layers.positions.absolute import AbsolutePositions
+from kanawa_layers.basic.pixels import PixelNorm
+from kanawa_layers.basic.pooling import Pooling
+from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
+
+
+class VisionTransformer(kn.Module):
+    """Images to tokens (Dosovitskiy et al. 2020, arXiv:2010.11929): a class token, registers, then the patches.
+
+    `num_registers` learned tokens, which no loss reads, take what a model would else store in patches that show little
+    (Darcet et al. 2023, arXiv:2309.16588). Positions are those of the class token and the patches. `pre_norm` comes
+    before the stack (CLIP's), `norm` after it.
+    """
+
+    pixels: PixelNorm
+    patches: PatchEmbedding
+    positions: AbsolutePositions | None
+    pre_norm: Norm | None
+    dropout: Dropout | None
+    stack: Stack
+    norm: Norm | None
+
+    class Config(kn.Module.Config):
+        input_dim: kn.Size = kn.FROM_PARENT
+        pixels: PixelNorm.Config = PixelNorm.Config()
+        patches: PatchEmbedding.Config = PatchEmbedding.Config()
+        class_token: bool = True
+        num_registers: kn.Count = 0
+        positions: AbsolutePositions.Config | None = None
+        pre_norm: Norm.Config | None = None
+        dropout: Dropout.Config | None = None
+        stack: Stack.Config = kn.REQUIRED
+        norm: Norm.Config | None = LayerNorm.Config()
+
+        @property
+        def num_prefix(self) -> int:
+            """How many tokens come before those of the patches."""
+            return self.class_token + self.num_registers
+
+    def setup(self) -> None:
+        """Declares the parts, `class_token` [embed], zero, and `registers` [registers, embed]."""
+        cfg = self.config
+        self.add_child("pixels", cfg.pixels)
+        self.add_child("patches", cfg.patches, output_dim=cfg.input_dim)
+        if cfg.class_token:
+            self.add_param("class_token", (cfg.input_dim,), axes=("embed",), init=kn.zeros, weight_decay=0.0)
+        if cfg.num_registers:
+            shape = (cfg.num_registers, cfg.input_dim)
+            self.add_param("registers", shape, axes=(None, "embed"), init=kn.normal(0.02), weight_decay=0.0)
+        self.add_child("positions", cfg.positions, output_dim=cfg.input_dim)
+        self.add_child("dropout", cfg.dropout)
+        for name in ("pre_norm", "stack", "norm"):
+            self.add_child(name, getattr(cfg, name), input_dim=cfg.input_dim)
+
+    def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B T E"]:
+        """Returns the last stream of all tokens, normalised; `Config.num_prefix` of them come before the patches."""
+        cfg = self.config
+        x = self.patches(self.pixels(images))
+        rows, _, width = x.shape
+        if cfg.class_token:
+            token = jnp.broadcast_to(self.param("class_token")[None, None], (rows, 1, width))
+            x = jnp.concatenate([token, x], axis=1)
+        if self.positions is not None:
+            x = x + self.positions(jnp.arange(x.shape[1], dtype=jnp.int32)[None])
+        if cfg.num_registers:
+            registers = jnp.broadcast_to(self.param("registers")[None], (rows, cfg.num_registers, width))
+            x = jnp.concatenate([x[:, : cfg.class_token], registers, x[:, cfg.class_token :]], axis=1)
+        for part in (self.pre_norm, self.dropout):
+            x = x if part is None else part(x)
+        x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), Sequences())
+        return x if self.norm is None else self.norm(x)
+
+
+def image_shape(cfg: VisionTransformer.Config) -> Mapping[str, tuple[int, ...]]:
+    """Returns {"images": (side, side, channels)} of a tower with a learned position for each patch; {} of others."""
+    if not isinstance(cfg.positions, LearnedPositions.Config):
+        return {}
+    side = math.isqrt(cfg.positions.max_length - cfg.class_token) * cfg.patches.patch_size
+    return {"images": (side, side, cfg.patches.num_channels)}
 
 
 class ImageClassifier(Model):
-    """Classifies by the stream of a learned token before the patches (Dosovitskiy et al. 2020, arXiv:2010.11929)."""
+    """Classifies by the class token, or where there is a `pooling` by what it makes of the patches."""
 
     batch = ImageBatch
 
-    patches: PatchEmbedding
-    positions: AbsolutePositions | None
-    dropout: Dropout | None
-    stack: Stack
-    norm: Norm
+    encoder: VisionTransformer
+    pooling: Pooling | None
     head: Linear
 
     class Config(Model.Config):
         input_dim: kn.Size = kn.REQUIRED
         num_classes: kn.Size = kn.REQUIRED
+        #: What the classes are called, where that is known; `--data` sets both to those of the data.
+        class_names: tuple[str, ...] = ()
         label_smoothing: kn.Partial = 0.0
-        patches: PatchEmbedding.Config = PatchEmbedding.Config()
-        positions: AbsolutePositions.Config | None = None
-        dropout: Dropout.Config | None = None
-        stack: Stack.Config = kn.REQUIRED
-        norm: Norm.Config = LayerNorm.Config()
+        encoder: VisionTransformer.Config = kn.REQUIRED
+        pooling: Pooling.Config | None = None
         head: Linear.Config = Linear.Config(bias=True)
 
+        def check(self) -> list[str]:
+            """Returns what there would be nothing to classify by."""
+            problems = []
+            if self.pooling is None and not self.encoder.class_token:
+                problems.append("encoder has no class token, and pooling is None; set pooling=MeanPooling.Config()")
+            if self.class_names and len(self.class_names) != self.num_classes:
+                problems.append(f"class_names has {len(self.class_names)} names for {self.num_classes} classes")
+            return problems
+
+    @classmethod
+    def row_shapes(cls, cfg: "ImageClassifier.Config") -> Mapping[str, tuple[int, ...]]:
+        """Returns the shape of the images, where it follows from the positions: they are square then."""
+        return image_shape(cfg.encoder)
+
     def setup(self) -> None:
-        """Declares the parts and `class_token` [embed], zero."""
+        """Declares the encoder, the pooling and the head."""
         cfg = self.config
-        self.add_child("patches", cfg.patches, output_dim=cfg.input_dim)
-        self.add_param("class_token", (cfg.input_dim,), axes=("embed",), init=kn.zeros, weight_decay=0.0)
-        self.add_child("positions", cfg.positions, output_dim=cfg.input_dim)
-        self.add_child("dropout", cfg.dropout)
-        self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
-        self.add_child("norm", cfg.norm, input_dim=cfg.input_dim)
+        self.add_child("encoder", cfg.encoder, input_dim=cfg.input_dim)
+        self.add_child("pooling", cfg.pooling, input_dim=cfg.input_dim)
         shapes: dict[str, Any] = {
             "input_shape": (cfg.input_dim,),
             "output_shape": (cfg.num_classes,),
@@ -54,17 +139,11 @@ class ImageClassifier(Model):
         }
         self.add_child("head", cfg.head, **shapes)
 
-    def predict(self, images: Float[Array, "B C H W"]) -> Float[Array, "B classes"]:
-        """Returns fp32 logits of the classes."""
-        x = self.patches(images.astype(kn.current_plan().precision.compute))
-        token = jnp.broadcast_to(self.param("class_token")[None, None], (x.shape[0], 1, x.shape[2]))
-        x = jnp.concatenate([token, x], axis=1)
-        if self.positions is not None:
-            x = x + self.positions(jnp.arange(x.shape[1], dtype=jnp.int32)[None])
-        x = x if self.dropout is None else self.dropout(x)
-        x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), Sequences())
-        # A norm works on each token alone, so only the one that is read needs it.
-        return self.head(self.norm(x[:, 0])).astype(jnp.float32)
+    def predict(self, images: Num[Array, "B H W C"]) -> Float[Array, "B classes"]:
+        """Returns fp32 logits of the classes, for pixels 0 to 255 or images that are normalised already."""
+        x = self.encoder(images)
+        pooled = x[:, 0] if self.pooling is None else self.pooling(x[:, self.config.encoder.num_prefix :])
+        return self.head(pooled).astype(jnp.float32)
 
     def forward(self, batch: ImageBatch) -> None:
         """Adds the mean cross entropy of the images, and records the accuracy."""
