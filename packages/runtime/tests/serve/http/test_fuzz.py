@@ -69,6 +69,17 @@ GOOD = {
         "tool_choice": "auto",
         "response_format": {"type": "text"},
     },
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+        "max_output_tokens": 3,
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "text": {"format": {"type": "text"}},
+    },
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "b"}]}],
+        "max_tokens": 3,
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    },
     "/tokenize": {"prompt": "ab"},
     "/detokenize": {"tokens": [97, 98]},
 }

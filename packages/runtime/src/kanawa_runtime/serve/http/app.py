@@ -17,6 +17,7 @@ from kanawa_runtime.serve.http.chat import Chat
 from kanawa_runtime.serve.http.completions import Completions
 from kanawa_runtime.serve.http.errors import STATUSES, ApiError
 from kanawa_runtime.serve.http.exchange import ClientGoneError, Exchange
+from kanawa_runtime.serve.http.messages import Messages, TokenCounts, error_of_messages
 from kanawa_runtime.serve.http.operation import (
     Page,
     answer_detokenize,
@@ -29,6 +30,7 @@ from kanawa_runtime.serve.http.operation import (
     answer_version,
 )
 from kanawa_runtime.serve.http.protocol import LoadRequest, detokenize_request, tokenize_request
+from kanawa_runtime.serve.http.responses import Responses
 from kanawa_runtime.serve.http.service import Service
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -37,7 +39,10 @@ _JSON, _TEXT, _HTML, _EVENTS = "application/json", "text/plain", "text/html", "t
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """A method of a path; `key` names whose key it needs, `kinds` its content types, `refuses` its statuses."""
+    """A method of a path; `key` names whose key it needs, `kinds` its content types, `refuses` its statuses.
+
+    `error_body` writes its errors.
+    """
 
     method: Literal["GET", "POST"]
     path: str
@@ -47,6 +52,7 @@ class Operation:
     body: type[BaseModel] | None = None
     kinds: tuple[str, ...] = (_JSON,)
     refuses: tuple[int, ...] = ()
+    error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
 
 
 Further = Callable[[Service], list[Operation]]
@@ -58,6 +64,7 @@ def operations(service: Service, further: Further | None = None) -> list[Operati
     generates = (*takes, 404, 422, 429, 503)
     both = (_JSON, _EVENTS)
     texts, chat, partial = Completions(service), Chat(service), functools.partial
+    responses, messages, counts = Responses(chat), Messages(chat), TokenCounts(chat)
     tokens, ids = tokenize_request(service.config), detokenize_request(service.model.engine.limits)
     tokenize = partial(answer_tokenize, service, tokens)
     detokenize = partial(answer_detokenize, service, ids)
@@ -68,6 +75,28 @@ def operations(service: Service, further: Further | None = None) -> list[Operati
     listed = [
         Operation("POST", "/v1/completions", "Continue texts", texts, "api", texts.body, both, generates),
         Operation("POST", "/v1/chat/completions", "Answer a conversation", chat, "api", chat.body, both, generates),
+        Operation("POST", "/v1/responses", "Answer items", responses, "api", responses.body, both, generates),
+        Operation(
+            "POST",
+            "/v1/messages",
+            "Answer messages",
+            messages,
+            "api",
+            messages.body,
+            both,
+            generates,
+            error_of_messages,
+        ),
+        Operation(
+            "POST",
+            "/v1/messages/count_tokens",
+            "Count the tokens of messages",
+            counts,
+            "api",
+            counts.body,
+            refuses=(*takes, 404, 422, 503),
+            error_body=error_of_messages,
+        ),
         Operation("GET", "/v1/models", "List models", models, "api"),
         Operation("GET", "/v1/models/{name}", "Show a model", models, "api", refuses=(404,)),
         Operation("POST", "/tokenize", "Tokenize", tokenize, "api", tokens, refuses=(*takes, 404, 422)),
@@ -114,7 +143,7 @@ def _documented(operation: Operation, schema: Any) -> dict[str, Any]:
     # Of no type: readers of the document take a schema of events for that of each one, or of all as one text.
     shapes: dict[str, dict[str, Any]] = {
         _JSON: {"type": "object"},
-        _EVENTS: {"description": "each event's data is an object like the whole answer's; the last one's is [DONE]"},
+        _EVENTS: {"description": "each event's data is an object; without events' names, the last is [DONE]"},
     }
     content = {kind: {"schema": shapes.get(kind, {"type": "string"})} for kind in operation.kinds}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
@@ -160,7 +189,7 @@ class Endpoint:
         """Answers a request; an exception becomes an error's response."""
         service, operation = self._service, self._operation
         exchange = Exchange(scope, receive, send, service.config)
-        exchange.bodies = service.bodies
+        exchange.bodies, exchange.error_body = service.bodies, operation.error_body
         try:
             try:
                 exchange.check_headers()

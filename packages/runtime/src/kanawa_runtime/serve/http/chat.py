@@ -20,9 +20,13 @@ class Chat(TextEndpoint[ChatRequest]):
     def __init__(self, service: Service) -> None:
         super().__init__(service, chat_request(service.model.engine.limits, service.config))
 
+    async def read(self, exchange: Exchange) -> ChatRequest:
+        """Returns the request."""
+        return await self.service.read_request(self.body, exchange, is_queued=True)
+
     def structure(self, request: ChatRequest) -> Structure | None:
         """Returns the form that the request or its tools require; raises the 400 of tools that can't be called."""
-        tools, structure = self._tools(request), request.structure()
+        tools, structure = self.tools(request), request.structure()
         if tools is None:
             return structure
         if structure is None:
@@ -32,15 +36,16 @@ class Chat(TextEndpoint[ChatRequest]):
             raise invalid(at="tool_choice", why="a call and another structure can't both be required; give one of them")
         return structure
 
-    def _tools(self, request: ChatRequest) -> Tools | None:
+    def tools(self, request: ChatRequest) -> Tools | None:
+        """Returns the functions that the answer may call."""
         return Tools.of(request, self.service.model.template.source)
 
     def num_logprobs(self, request: ChatRequest) -> int:
         """Returns how many the request wants."""
         return (request.top_logprobs or 0) + request.logprobs
 
-    def generation(self, exchange: Exchange, request: ChatRequest, grammar: Grammar | None) -> Generation:
-        """Returns the choices that continue the conversation."""
+    def prompt(self, request: ChatRequest) -> list[int]:
+        """Returns the ids of the conversation; raises the ApiError of one that the template or the model can't take."""
         service, messages = self.service, messages_for_template(request.messages)
         tools = tools_for_template(request.tools) if request.tool_choice != "none" else None
         service.check_texts([messages, tools, request.chat_template_kwargs], "messages")
@@ -53,7 +58,11 @@ class Chat(TextEndpoint[ChatRequest]):
         )
         # Templates of chat models write the token that begins a text; the plain one is text alone.
         prefix = request.add_special_tokens or not service.model.template.own
-        ids = service.prompts.ids(text, prefix=prefix, field="messages", truncate=request.truncate_prompt_tokens)
+        return service.prompts.ids(text, prefix=prefix, field="messages", truncate=request.truncate_prompt_tokens)
+
+    def generation(self, exchange: Exchange, request: ChatRequest, grammar: Grammar | None) -> Generation:
+        """Returns the choices that continue the conversation."""
+        service, ids = self.service, self.prompt(request)
         asked, field = request.max_completion_tokens, "max_completion_tokens"
         if asked is None:
             asked, field = request.max_tokens, "max_tokens"
@@ -64,7 +73,7 @@ class Chat(TextEndpoint[ChatRequest]):
 
     def whole(self, request: ChatRequest, generation: Generation, pieces: list[Piece]) -> dict[str, Any]:
         """Returns the response."""
-        choices, tools = [], self._tools(request)
+        choices, tools = [], self.tools(request)
         for choice, piece in zip(generation.choices, pieces, strict=True):
             reader = CallReader(tools)
             deltas = reader.push(piece.text) + reader.finish()
@@ -80,7 +89,7 @@ class Chat(TextEndpoint[ChatRequest]):
 
     async def events(self, request: ChatRequest, generation: Generation) -> AsyncIterator[dict[str, Any]]:
         """Yields deltas of messages, and the usage last where wanted."""
-        kind, tools = "chat.completion.chunk", self._tools(request)
+        kind, tools = "chat.completion.chunk", self.tools(request)
         readers: dict[int, CallReader] = {}
         async for changes in generation.pieces():
             for choice, piece in changes:

@@ -21,6 +21,10 @@ class Completions(TextEndpoint[CompletionRequest]):
     def __init__(self, service: Service) -> None:
         super().__init__(service, completion_request(service.model.engine.limits, service.config))
 
+    async def read(self, exchange: Exchange) -> CompletionRequest:
+        """Returns the request."""
+        return await self.service.read_request(self.body, exchange, is_queued=True)
+
     def structure(self, request: CompletionRequest) -> Structure | None:
         """Returns the form that the request requires."""
         return request.structure()

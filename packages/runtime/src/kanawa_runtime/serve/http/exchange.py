@@ -51,6 +51,8 @@ class Exchange:
         #: The room of the server for bodies, in bytes; and what this one's takes of it.
         self.bodies: Shares | None = None
         self._held = 0
+        #: How its protocol writes errors.
+        self.error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
         self._receive, self._send = receive, send
         self._headers: dict[str, str] | None = None
 
@@ -190,25 +192,27 @@ class Exchange:
 
     async def refuse(self, error: ApiError) -> None:
         """Sends an error."""
-        await self.answer(error.body(), status=error.status, headers=error.headers)
+        await self.answer(self.error_body(error), status=error.status, headers=error.headers)
         slow_down: Callable[[], None] | None = self.scope.get("extensions", {}).get(SLOW_DOWN)
         if error.status == 429 and slow_down is not None:
             slow_down()
 
-    async def events(self, data: AsyncIterator[Any]) -> None:
+    async def events(self, data: AsyncIterator[Any], *, named: bool = False) -> None:
         """Sends server-sent events, the end mark last; an error after the first one is an event too.
 
-        Nothing is sent before the first event, so that an error up to then has its own status.
+        Nothing is sent before the first event, so that an error up to then has its own status. With `named`, an event's
+        name is its type, and there is no end mark.
         """
         event = await anext(data, None)
         await self._start(200, _EVENTS)
         try:
             while event is not None:
-                await self._put({"type": "http.response.body", "body": _event(event), "more_body": True})
+                await self._put({"type": "http.response.body", "body": _event(event, named), "more_body": True})
                 event = await anext(data, None)
         except ApiError as error:
-            await self._put({"type": "http.response.body", "body": _event(error.body()), "more_body": True})
-        await self._put({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+            body = _event(self.error_body(error), named)
+            await self._put({"type": "http.response.body", "body": body, "more_body": True})
+        await self._put({"type": "http.response.body", "body": b"" if named else b"data: [DONE]\n\n"})
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
@@ -243,9 +247,10 @@ def body_json(content: bytes) -> Any:
         raise invalid(at="", why=text, code="invalid_json") from error
 
 
-def _event(data: Any) -> bytes:
+def _event(data: Any, named: bool) -> bytes:
     text = data if isinstance(data, bytes) else _plain(data).encode()
-    return b"data: " + text + b"\n\n"
+    name = b"event: " + str(data.get("type", "error")).encode() + b"\n" if named else b""
+    return name + b"data: " + text + b"\n\n"
 
 
 def _parts(content: bytes) -> int:

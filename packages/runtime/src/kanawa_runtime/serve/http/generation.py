@@ -7,7 +7,7 @@ import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from kanawa_runtime.serve.engine.request import Grammar, Output, Request, SamplingParams
 from kanawa_runtime.serve.growing_text import GrowingText
@@ -218,13 +218,29 @@ def new_generation(
     return generation
 
 
-Body = TypeVar("Body", bound=TextRequest)
+class Asked(Protocol):
+    """What the frame of every endpoint reads of a request."""
+
+    @property
+    def priority(self) -> int:
+        """Lower goes first."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer comes in events."""
+
+
+Body = TypeVar("Body", bound=Asked)
 
 
 class TextEndpoint(abc.ABC, Generic[Body]):
-    """Answers requests with a `body`; what differs between completions and chats is abstract."""
+    """Answers requests for text; what differs between protocols is abstract."""
 
-    def __init__(self, service: Service, body: type[Body]) -> None:
+    #: Whether events have names, which are their types, and no mark follows the last one.
+    has_named_events: ClassVar[bool] = False
+
+    def __init__(self, service: Service, body: type[Any]) -> None:
+        """`body` is the model of the requests' JSON."""
         self.service = service
         self.body = body
 
@@ -232,7 +248,7 @@ class TextEndpoint(abc.ABC, Generic[Body]):
         """Answers a request."""
         service = self.service
         service.check_ready()
-        request = await service.read_request(self.body, exchange, is_queued=True)
+        request = await self.read(exchange)
         if request.priority and not service.config.allow_priority:
             raise invalid(at="priority", why="this server takes none (server.allow_priority); leave it out")
         with service.counted(exchange.client):
@@ -243,13 +259,17 @@ class TextEndpoint(abc.ABC, Generic[Body]):
                 service.check_ready()
                 with generation:
                     if request.stream:
-                        await exchange.events(self.events(request, generation))
+                        await exchange.events(self.events(request, generation), named=self.has_named_events)
                         return
                     pieces = await generation.whole()
                     made = functools.partial(self.whole, request, generation, pieces)
                     is_long = generation.is_long(self.num_logprobs(request))
                     content = await service.json(exchange, made, is_long=is_long)
             await exchange.answer(content)
+
+    @abc.abstractmethod
+    async def read(self, exchange: Exchange) -> Body:
+        """Returns the request; raises the ApiError of one that doesn't fit."""
 
     @abc.abstractmethod
     def structure(self, request: Body) -> Structure | None:

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ValidationError
 
 from kanawa_runtime.child_process import ChildProcesses, answer_messages, next_message
 from kanawa_runtime.serve.engine.request import EngineLimits
+from kanawa_runtime.serve.http.bodies import LIMITED, limited_request
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.errors import ApiError, invalid
 from kanawa_runtime.serve.http.exchange import MOST_PARTS, body_json
-from kanawa_runtime.serve.http.protocol import LIMITED, limited_request
 from kanawa_runtime.serve.http.tokens import TokenTexts
 from kanawa_runtime.serve.http.validation import Fields, bad_request
 

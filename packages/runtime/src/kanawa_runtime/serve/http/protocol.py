@@ -1,6 +1,5 @@
 """Requests as OpenAI and vLLM define their JSON: pydantic models, over which `*_request` lay a server's own limits."""
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -26,7 +25,7 @@ _PROMPTS = "a text, a list of token ids, or a list of either"
 #: A kind of grammar, what it is compiled from, and the request's field that holds it.
 Structure = tuple[GrammarKind, Any, str]
 _StopString = Annotated[str, Length(_MAX_STOP_CHARACTERS)]
-_NewTokens = Annotated[int, Field(ge=1, le=_MAX_INT32)]
+NewTokens = Annotated[int, Field(ge=1, le=_MAX_INT32)]
 
 
 def _check_count(biases: Any) -> Any:
@@ -86,8 +85,42 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
-class TextRequest(Fields):
-    """What completions and chats have in common; None leaves a value to the model's own defaults."""
+class SampledRequest(Fields):
+    """How tokens are drawn, in every protocol; None leaves a value to the model's own defaults."""
+
+    model: Name | None = Field(None, description="one of /v1/models; may be left out")
+    temperature: Annotated[float, Field(ge=0, le=100, description="0 is greedy")] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32, description="0 or -1: all")] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: int | None = Field(None, description="choice i of n draws from seed + i")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
+    ignore_eos: bool = False
+    truncate_prompt_tokens: (
+        Annotated[int, Field(ge=-1, le=_MAX_INT32, description="keep the last so many; -1: what fits")] | None
+    ) = None
+    priority: Annotated[int, Field(ge=-(2**31), le=_MAX_INT32, description="lower goes first")] = 0
+    cache_salt: Annotated[str, Length(256)] | None = Field(
+        None, description="requests of another salt share no cached prefix"
+    )
+    stream: bool = Field(False, description="answer in server-sent events")
+
+    def shared_fields(self) -> dict[str, Any]:
+        """Returns the fields that every protocol has, as far as the request has them, and that of the template."""
+        names = self.model_fields_set & {*SampledRequest.model_fields, *ConversationTemplate.model_fields}
+        return {name: getattr(self, name) for name in names}
+
+
+class ConversationTemplate(Fields):
+    """What a chat template takes besides a conversation."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="further variables of the template")
+
+
+class TextRequest(SampledRequest):
+    """What completions and chats have in common."""
 
     IGNORED = frozenset(
         ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
@@ -95,21 +128,11 @@ class TextRequest(Fields):
     )
     REFUSED = {"use_beam_search": "beam search isn't offered; n draws several choices"}
 
-    model: Name | None = Field(None, description="one of /v1/models; may be left out")
     n: int = 1
-    temperature: Annotated[float, Field(ge=0, le=100, description="0 is greedy")] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32, description="0 or -1: all")] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: int | None = Field(None, description="choice i of n draws from seed + i")
     min_tokens: Annotated[int, Field(ge=0, description="no stop before so many tokens")] = 0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
     bad_words: Annotated[list[_StopString], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)] = []
     logit_bias: Annotated[
         dict[str, Annotated[float, Field(ge=-100, le=100)]],
@@ -118,19 +141,11 @@ class TextRequest(Fields):
     ] = {}
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
-    truncate_prompt_tokens: (
-        Annotated[int, Field(ge=-1, le=_MAX_INT32, description="keep the last so many; -1: what fits")] | None
-    ) = None
-    priority: Annotated[int, Field(ge=-(2**31), le=_MAX_INT32, description="lower goes first")] = 0
-    cache_salt: Annotated[str, Length(256)] | None = Field(
-        None, description="requests of another salt share no cached prefix"
-    )
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    stream: bool = Field(False, description="answer in server-sent events")
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
@@ -269,12 +284,11 @@ class ToolChoice(Fields):
     function: NamedFunction
 
 
-class ConversationFields(Fields):
+class ConversationFields(ConversationTemplate):
     """What a chat template is rendered with."""
 
     tools: list[Tool] | None = None
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="further variables of the template")
 
 
 class ChatRequest(TextRequest, ConversationFields):
@@ -296,8 +310,8 @@ class ChatRequest(TextRequest, ConversationFields):
     ) = None
     parallel_tool_calls: bool = True
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    max_completion_tokens: _NewTokens | None = Field(None, description="what fits, unless given")
-    max_tokens: _NewTokens | None = Field(None, description="the older name of max_completion_tokens")
+    max_completion_tokens: NewTokens | None = Field(None, description="what fits, unless given")
+    max_tokens: NewTokens | None = Field(None, description="the older name of max_completion_tokens")
     logprobs: bool = False
     top_logprobs: int | None = None
     add_special_tokens: bool = Field(False, description="begin the text as the tokenizer does")
@@ -378,20 +392,6 @@ def detokenize_request(limits: EngineLimits) -> type[DetokenizeRequest]:
     """Returns the body of `/detokenize` with a model's vocabulary."""
     fields: dict[str, Any] = {"tokens": (_token_ids(limits, MAX_TOKENIZED), ...)}
     return create_model("DetokenizeRequest", __base__=DetokenizeRequest, **fields)
-
-
-#: The requests that a server lays its limits over, each with how.
-LIMITED: dict[type[Fields], Callable[[EngineLimits, ServerConfig], type[Fields]]] = {
-    CompletionRequest: completion_request,
-    ChatRequest: chat_request,
-    TokenizeRequest: lambda _, config: tokenize_request(config),
-    DetokenizeRequest: lambda limits, _: detokenize_request(limits),
-}
-
-
-def limited_request(kind: str, limits: EngineLimits, config: ServerConfig) -> type[Fields]:
-    """Returns the body of a kind of request, by its name in `LIMITED`, with a server's limits."""
-    return next(made(limits, config) for one, made in LIMITED.items() if one.__name__ == kind)
 
 
 def _text_limits(limits: EngineLimits, config: ServerConfig) -> dict[str, Any]:
