@@ -25,7 +25,7 @@ from kanawa.kernels.token_exchange import token_exchange
 from kanawa.module import current_context, param_specs
 from kanawa.plugins.devices import device_spec_of_kind
 
-from kanawa_parallel.cost_terms import UNLIKELY
+from kanawa_parallel.cost_terms import UNLIKELY, filled
 from kanawa_parallel.experts.cheaper import Traffic
 
 #: (rows grouped by expert, rows of each expert) to rows.
@@ -115,7 +115,10 @@ class _Trip:
         # Rows arrive by source and then by expert; a grouped matmul wants them by expert alone. Stable, so
         # that results don't depend on how a backend breaks ties.
         by_expert = jnp.argsort(_expert_of_row(counts, room), stable=True)
-        out = self.experts(jnp.take(received, by_expert, axis=0), jnp.sum(counts, axis=0, dtype=jnp.int32))
+        grouped, load = jnp.take(received, by_expert, axis=0), jnp.sum(counts, axis=0, dtype=jnp.int32)
+        # Shards receive as many rows as they send, in the mean; grouped matmuls skip the rest of the room.
+        with jax.named_scope(filled(rows.shape[0], room)):
+            out = self.experts(grouped, load)
         # The inverse permutation: rows stand again where they arrived, which is how their senders know them.
         out = jnp.take(out, jnp.argsort(by_expert), axis=0)
         starts = jnp.cumsum(sent) - sent

@@ -6,8 +6,9 @@ import pytest
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.masks import CAUSAL, sliding_window
+from kanawa_parallel.cost_terms import filled
 from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts
-from kanawa_parallel.plan.cost.timing import call_flops
+from kanawa_parallel.plan.cost.timing import call_cycles, call_flops
 from kanawa_parallel.plan.read.hlo import parse_instruction
 
 CALLS = ((r"both_backward", 5), (r"swift\w*_dq", 3), (r"swift", 2))
@@ -75,6 +76,24 @@ def test_what_is_no_kernels_call_costs_nothing():
     assert call_flops(costs, call("swift_fwd", opcode="fusion")) == 0
     assert call_flops(costs, call("allocate", target="AllocateBuffer")) == 0
     assert call_flops(KernelCosts(), call("swift_fwd")) == 0
+
+
+def test_what_a_compiler_calls_for_a_primitive_in_a_kernels_scope_costs_nothing():
+    """The scope of "swift" holds a jitted function of that name: an index checked for a gather is no call of it."""
+    scope = f"{choice(WHOLE).scope}/jit(swift)"
+    check = call("gather", scope, target="AssumeGatherIndicesInBound")
+    costs = KernelCosts((cost(WHOLE),))
+    assert call_flops(costs, check) == 0
+    assert call_cycles(KernelCosts((dataclasses.replace(cost(WHOLE), cycles=(("swift", 10.0),)),)), check) is None
+    assert call_flops(costs, call("pallas_call", scope)) == 2 * WHOLE.matmul_flops
+
+
+def test_of_room_that_is_partly_filled_a_kernel_computes_the_rows_expected():
+    named = cost(WHOLE)
+    costs = KernelCosts((dataclasses.replace(named, cycles=(("swift", 10.0),)),))
+    inside = call("swift", f"{filled(2, 3)}/{named.scope}")
+    assert call_flops(costs, inside) == pytest.approx(2 * WHOLE.matmul_flops * 2 / 3, rel=1e-3)
+    assert call_cycles(costs, inside) == pytest.approx(10 * 2 / 3, rel=1e-3)
 
 
 def test_a_strangers_kernel_says_itself_what_its_calls_cost(stranger):

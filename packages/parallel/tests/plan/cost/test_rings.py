@@ -68,6 +68,11 @@ def test_what_a_ragged_exchange_writes_into_is_not_sent(island):
     assert one.bytes == BYTES * 3 / 4
 
 
+def test_of_rows_that_go_back_from_a_room_only_as_many_are_sent_as_have_a_place(island):
+    one = seen(island, f"r = f32[8,8] ragged-all-to-all(p, w), {GROUPS}", extra=["w = f32[8,8] parameter(1)"])
+    assert one.bytes == BYTES / 2 * 3 / 4
+
+
 @pytest.mark.parametrize("quoted", ["", '"'])
 def test_a_send_between_devices_goes_over_their_link(island, quoted):
     pairs = f"frontend_attributes={{_xla_send_recv_source_target_pairs={quoted}{{{{0,1}},{{1,2}}}}{quoted}}}"

@@ -74,7 +74,11 @@ def _piece(
         return None
     # What a ragged exchange writes into is an operand too, and a send's second is a token.
     only = 1 if kind in ("ragged-all-to-all", "send") else None
-    sent = sent_bytes(kind, _operand_bytes(scope, inner, only), members)
+    held = _operand_bytes(scope, inner, only)
+    if kind == "ragged-all-to-all":
+        # Of room for more rows than an even load only that many are sent, there or back.
+        held = min(held, sum(array.bytes for array in inner.arrays) or held)
+    sent = sent_bytes(kind, held, members)
     link = links.between(groups, one_dimension='"emitter":"1D' in inner.attributes)
     seconds = links.seconds(sent, link)
     axes = mesh_axes(groups, mesh)

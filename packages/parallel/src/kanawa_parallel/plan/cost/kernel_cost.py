@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import jax
 import kanawa as kn
 from kanawa.kernels.choice import KernelChoice
 from kanawa.plugins import DeviceSpec, RecordedCycles, host
+
+from kanawa_parallel.cost_terms import filled_share
 
 #: Cycles of each call of a kernel by the call's name, one entry for each choice by its scope.
 Cycles = Mapping[str, tuple[tuple[str, float], ...]]
@@ -24,6 +27,11 @@ def operation_of(name_stack: str) -> str:
     """Returns the operation whose kernel a name stack passes through, such as "attention"; "" for any other."""
     match = _SCOPE.search(name_stack)
     return match[1] if match else ""
+
+
+def is_primitive(name: str) -> bool:
+    """Returns whether JAX has a primitive of this name, such as "gather": no kernel's call, whatever scope it is in."""
+    return hasattr(jax.lax, f"{name.replace('-', '_')}_p")
 
 
 @dataclass(frozen=True)
@@ -87,12 +95,13 @@ class KernelCosts:
         takes the first kernel whose calls have such a label.
         """
         label, costs = self._labelled(path, label, anywhere)
-        return next((flops for cost in costs if (flops := cost.flops(label))), 0.0)
+        return filled_share(path) * next((flops for cost in costs if (flops := cost.flops(label))), 0.0)
 
     def cycles(self, path: str, label: str, anywhere: bool = False) -> float | None:
         """Returns the cycles of a call by its kernel's schedule, found as in `flops`; None if unknown."""
         label, costs = self._labelled(path, label, anywhere)
-        return next((cycles for cost in costs if (cycles := cost.cycles_of(label)) is not None), None)
+        found = next((cycles for cost in costs if (cycles := cost.cycles_of(label)) is not None), None)
+        return None if found is None else found * filled_share(path)
 
     def _labelled(self, path: str, label: str, anywhere: bool) -> tuple[str, tuple[KernelCost, ...]]:
         """Returns the whole label of a call, and the kernels that it may belong to."""

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from kanawa.plugins import Calibration
 
-from kanawa_parallel.cost_terms import UNLIKELY
+from kanawa_parallel.cost_terms import UNLIKELY, filled_share
 from kanawa_parallel.plan.cost.collectives import Collective, collective, communicates, ends
 from kanawa_parallel.plan.cost.flights import Flights, by_channel
 from kanawa_parallel.plan.cost.flops import flops, operand_array
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, operation_of
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, is_primitive, operation_of
 from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
 from kanawa_parallel.plan.cost.traffic import bytes_moved
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
@@ -107,7 +107,10 @@ class Timing:
 
     def own_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run of the instruction itself."""
-        return flops(computation, instruction) or call_flops(self.machine.kernels, instruction)
+        stated = flops(computation, instruction)
+        if stated and _calls_kernel(instruction):
+            return stated * filled_share(instruction.op_name)
+        return stated or call_flops(self.machine.kernels, instruction)
 
     def _kernel_cycles(self, instruction: Instruction) -> float | None:
         """Returns the cycles of a kernel's call by its schedule; None for others, and where no clock counts them."""
@@ -296,7 +299,9 @@ def call_cycles(kernels: KernelCosts, instruction: Instruction) -> float | None:
 
 
 def _calls_kernel(instruction: Instruction) -> bool:
-    return instruction.opcode.removesuffix("-start") == "custom-call"
+    """Returns whether a kernel is called, not a custom call that the compiler made of a primitive beside it."""
+    is_call = instruction.opcode.removesuffix("-start") == "custom-call"
+    return is_call and not is_primitive(instruction.op_name.rpartition("/")[2])
 
 
 def _label(call: Instruction) -> str:

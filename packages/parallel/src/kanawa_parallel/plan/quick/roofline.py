@@ -9,11 +9,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-import jax
 import numpy as np
 
-from kanawa_parallel.cost_terms import UNLIKELY, sent_bytes
-from kanawa_parallel.plan.cost.kernel_cost import operation_of
+from kanawa_parallel.cost_terms import UNLIKELY, filled_share, sent_bytes
+from kanawa_parallel.plan.cost.kernel_cost import is_primitive, operation_of
 from kanawa_parallel.plan.cost.links import Link
 from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
@@ -80,10 +79,11 @@ class Rates:
         equation = step.equation
         own = flops(step, mesh)
         # What stands around a kernel's call, such as a search for its tiles, is in its scope and no call of it.
-        if own or hasattr(jax.lax, f"{equation.name.replace('-', '_')}_p"):
+        if own or is_primitive(equation.name):
             return own
         known = self.machine.kernels.flops(equation.path, _label(equation))
-        return known or float(getattr(equation.params.get("cost_estimate"), "flops", 0) or 0)
+        stated = float(getattr(equation.params.get("cost_estimate"), "flops", 0) or 0)
+        return known or stated * filled_share(equation.path)
 
     def link(self, axes: tuple[str, ...], mesh: Mapping[str, int]) -> Link:
         """Returns the link of a group of devices along mesh axes."""

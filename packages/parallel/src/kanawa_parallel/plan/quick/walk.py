@@ -145,9 +145,11 @@ def _moves(eqn: Equation, before: list[Layout], after: list[Layout], mesh: Mappi
 def _collective(eqn: Equation, given: list[Layout]) -> tuple[Step, list[Layout]]:
     named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     axes = tuple(str(axis) for axis in (named if isinstance(named, (tuple, list)) else (named,)))
-    # A ragged exchange's other operands are counts and offsets.
-    taken = [0] if eqn.name == "ragged_all_to_all" else range(len(eqn.inputs))
-    needed = [(at, Move(_COLLECTIVES[eqn.name], axes, value.bytes)) for at in taken if (value := eqn.inputs[at])]
+    if eqn.name == "ragged_all_to_all" and eqn.inputs[0] is not None:
+        # Its other operands are counts and offsets. Of room for more rows than an even load only that many are sent.
+        sent = min(eqn.inputs[0].bytes, eqn.outputs[0].bytes)
+        return Step(eqn, given, [(0, Move("all-to-all", axes, sent))]), [replicated(out) for out in eqn.outputs]
+    needed = [(at, Move(_COLLECTIVES[eqn.name], axes, value.bytes)) for at, value in enumerate(eqn.inputs) if value]
     return Step(eqn, given, needed), [replicated(out) for out in eqn.outputs]
 
 
