@@ -11,6 +11,8 @@ from kanawa.errors import KanawaError
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_layers.recipes.mixtral import mixtral
+from kanawa_parallel.accumulate import Accumulate
+from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
@@ -18,7 +20,7 @@ from kanawa_runtime.rollouts.grpo import GRPO
 from kanawa_runtime.rollouts.rewards import matching_tokens
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
-from kanawa_runtime.train.split_step import SplitProgram, halves
+from kanawa_runtime.train.split_step import Microbatches, SplitProgram, halves
 from kanawa_runtime.train.trainer import Trainer
 
 WIDE = {"num_layers": 2, "input_dim": 32, "num_heads": 4, "vocab_size": 120}
@@ -55,6 +57,7 @@ def differences(events):
 
 
 BF16 = "compute:dtype=bfloat16"
+MESH = 'mesh:axes={"data":2,"fsdp":2}'
 
 
 @pytest.mark.parametrize(
@@ -79,8 +82,10 @@ def test_the_step_computes_the_log_probabilities_of_the_rollouts_bit_for_bit(fam
     assert min(differences(trained(experiment(family, exact=False), tmp_path / "usual", modifiers))) > 0.0
 
 
-def test_a_step_in_two_programs_makes_the_updates_of_one():
-    trainer = experiment("attention").set(batch_size=4).build()
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_step_in_two_programs_makes_the_updates_of_one(microbatches):
+    cfg = experiment("attention").set(batch_size=4)
+    trainer = (cfg if microbatches == 1 else cfg.set(gradients=Accumulate.Config(microbatches=microbatches))).build()
     step = trainer.programs(Environment())["train_step"]
     draw = np.random.default_rng(0)
     shape = step.abstract_args[1].input_ids.shape
@@ -92,15 +97,57 @@ def test_a_step_in_two_programs_makes_the_updates_of_one():
     for program in (SplitProgram(trainer, step), step):
         compiled, state = program.lower().compile(), jax.jit(trainer.init)()
         if program is not step:
-            logprobs, _ = compiled.forward(state.params, state.state, state.step, batch)
-            compiled.forward(state.params, state.state, state.step, batch._replace(input_ids=ids[1]))
-            np.testing.assert_array_equal(logprobs, compiled.forward(state.params, state.state, state.step, batch)[0])
+            known = state.params, state.state, state.step
+            first = compiled.forward(*known, batch)
+            assert sorted(first) == list(range(microbatches))
+            compiled.forward(*known, batch._replace(input_ids=ids[1]))
+            for index, (logprobs, _) in compiled.forward(*known, batch).items():
+                np.testing.assert_array_equal(logprobs, first[index][0])
+            last = microbatches - 1
+            np.testing.assert_array_equal(compiled.forward(*known, batch, [last])[last][0], first[last][0])
         after, report = compiled(state, batch)
         results.append((flatten_paths(after.params), flatten_paths(after.opt), report.read()))
     for ours, theirs in zip(*(result[:2] for result in results), strict=True):
         for path, leaf in ours.items():
             np.testing.assert_allclose(leaf, theirs[path], rtol=1e-3, atol=2e-6, err_msg=path)
     assert results[0][2] == pytest.approx(results[1][2], rel=1e-4, abs=1e-6)
+
+
+def test_each_shard_of_a_batch_holds_a_part_of_every_microbatch():
+    cut = Microbatches(count=2, shards=2, rows=8)
+    np.testing.assert_array_equal(cut.cut(jnp.arange(8), 1), [2, 3, 6, 7])
+    np.testing.assert_array_equal(cut.places(range(8)), [[0, 1, 4, 5], [2, 3, 6, 7]])
+    # A process with the second shard alone.
+    np.testing.assert_array_equal(cut.places(range(4, 8)), [[0, 1], [2, 3]])
+    ids = jax.ShapeDtypeStruct((6, 4), jnp.int32)
+    with pytest.raises(KanawaError, match="a batch of 6 rows on 1 devices can't be cut in 4 equal microbatches"):
+        Microbatches.of(RolloutBatch(*[ids] * 7), 4)
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "kept"),
+    [
+        ((BF16,), 1),
+        pytest.param(("lora", BF16), 2, marks=pytest.mark.nightly),
+        pytest.param((BF16, MESH), 4, marks=pytest.mark.nightly),
+        pytest.param((MESH,), 1, marks=pytest.mark.nightly),
+    ],
+)
+def test_microbatches_whose_tokens_all_stay_are_not_computed_again(modifiers, kept, tmp_path):
+    cfg = experiment("attention", kept_microbatches=kept)
+    events = trained(cfg, tmp_path / "run", (*modifiers, "accumulate:microbatches=4"))
+    assert differences(events) == [0.0] * 3
+    parts = [4 * event["forward_passes"] for event in events]
+    assert all(part == int(part) >= 4 for part in parts)
+    if BF16 in modifiers:
+        # Some tokens are drawn again, and not in all microbatches every time.
+        assert any(part % 4 for part in parts)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("modifiers", [(MESH,), (MESH, BF16)])
+def test_on_a_mesh_the_step_draws_what_it_trains_on(modifiers, tmp_path):
+    assert differences(trained(experiment("mixture"), tmp_path / "run", modifiers)) == [0.0] * 3
 
 
 @pytest.mark.nightly
@@ -142,6 +189,7 @@ def test_what_does_not_go_together_says_so(change, words):
         compose(cfg, None, (), ())
 
 
-def test_microbatches_are_refused_while_composing():
-    with pytest.raises(KanawaError, match=r"rollouts\.exact is set, and gradients is"):
-        compose(experiment("attention"), None, ("accumulate:microbatches=2",), ())
+def test_a_strategy_with_forward_passes_of_its_own_is_refused_while_composing():
+    cfg = experiment("attention").set(gradients=OneForwardOneBackward.Config(microbatches=2))
+    with pytest.raises(KanawaError, match=r"rollouts\.exact is set, and gradients is .*accumulate:microbatches=N"):
+        compose(cfg, None, (), ())

@@ -22,6 +22,8 @@ class Accumulate(GradientStrategy):
 
         microbatches: kn.Size = kn.REQUIRED
 
+    is_plain_sum = True
+
     def cuts(self) -> dict[str, int]:
         """Returns the number of slices."""
         return {"microbatches": self.config.microbatches}

@@ -65,6 +65,9 @@ class GradientStrategy(Configurable):
 
     #: Whether it runs the layers of the model's stack itself, so that cuts and idle time are its own, not the stack's.
     replaces_stack: ClassVar[bool] = False
+    #: Whether its gradients are plainly those of `outputs.total_loss()`, summed over the parts of `cuts`: a step that
+    #: computes forward and backward passes apart may then take them by itself.
+    is_plain_sum: ClassVar[bool] = False
 
     def cuts(self) -> Mapping[str, int]:
         """Returns {own config field: parts} by which a batch's rows are cut before a model sees them; empty: none."""

@@ -8,7 +8,7 @@ draw from the trainer's distribution given the tokens before it, and the step go
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,17 +35,20 @@ class RepeatedDraws:
     """Draws as an `EngineSampler` does, by the distribution of the trainer's program for batches like `abstract`.
 
     After a draw, `keys` are those of its tokens, int32 [rows, length] where a batch has its targets; `passes` is the
-    number of forward passes and `redrawn` that of the tokens which the engine had to draw again, both of all processes.
+    number of forward passes, one over a part of the microbatches counting as that part, and `redrawn` that of the
+    tokens which the engine had to draw again, both of all processes.
     """
 
     def __init__(self, sampler: EngineSampler, step: SplitStep, abstract: RolloutBatch) -> None:
         self._sampler, self._rows = sampler, local_rows(abstract)
         self._shape = len(self._rows), abstract.input_ids.shape[1]
         self._abstract, self._step = unrated(abstract), step
+        #: This process's rows of each microbatch.
+        self._places = step.microbatches.places(self._rows)
         self._exchange = Exchange("exact")
         self._weights: tuple[Any, Any, Any] = ({}, {}, 0)
         self.keys: Any = np.zeros(self._shape, np.int32)
-        self.passes = self.redrawn = 0
+        self.passes, self.redrawn = 0.0, 0
 
     def load(self, params: Any, state: Any, step: int) -> None:
         """Takes the parameters that the sampler has loaded, and the updates before the one that trains on the draws."""
@@ -60,14 +63,21 @@ class RepeatedDraws:
         In a gang all processes call at the same point of their programs.
         """
         rows = [_Row(*row) for row in zip(prompts, seeds, new_tokens, strict=True)]
-        self.passes = self.redrawn = 0
-        wrong, anywhere = list(rows), True
-        while anywhere:
+        self.passes, self.redrawn = 0.0, 0
+        logprobs = np.zeros(self._shape, np.float32)
+        wrong, changed = list(rows), set(range(len(self._places)))
+        while changed:
             self._complete([row for row in wrong if not row.is_complete(stops)], stops)
-            logprobs, choices = self._repeat(rows)
-            self.passes += 1
-            wrong = [row for index, row in enumerate(rows) if row.correct(choices[index])]
-            anywhere = any(self._exchange.all(bool(wrong)))
+            shown = self._repeat(rows, changed)
+            self.passes += len(changed) / len(self._places)
+            wrong, mine = [], set()
+            for index, (values, choices) in shown.items():
+                places = self._places[index]
+                logprobs[places] = values
+                corrected = [rows[at] for at, own in zip(places, choices, strict=True) if rows[at].correct(own)]
+                wrong += corrected
+                mine |= {index} if corrected else set()
+            changed = set().union(*self._exchange.all(sorted(mine)))
         self.redrawn = sum(self._exchange.all(self.redrawn))
         return [row.drawn(logprobs[index], stops) for index, row in enumerate(rows)]
 
@@ -84,8 +94,8 @@ class RepeatedDraws:
             row.ids += more.ids
             row.keys = np.concatenate([row.keys, random_numbers(seed, len(more.ids)).view(np.int32)])
 
-    def _repeat(self, rows: Sequence["_Row"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the trainer's log-probabilities of all tokens and what it draws in their places, [rows, length]."""
+    def _repeat(self, rows: Sequence["_Row"], indices: Iterable[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Returns the trainer's log-probabilities of tokens and what it draws in their places, by microbatch."""
         nothing = np.zeros(len(rows), np.float32)
         drawn = [Drawn(tuple(row.ids), (0.0,) * len(row.ids), "") for row in rows]
         laid = laid_out([row.prompt for row in rows], drawn, nothing, nothing + 1, self._shape[1])
@@ -93,8 +103,10 @@ class RepeatedDraws:
         for index, row in enumerate(rows):
             self.keys[index, row.written] = row.keys
         batch = global_batch(unrated(laid._replace(draw_keys=self.keys)), self._abstract, self._rows)
-        logprobs, choices = self._step.forward(*self._weights, batch)
-        return own_rows(logprobs, self._rows), own_rows(choices, self._rows)
+        shown = self._step.forward(*self._weights, batch, indices)
+        first = self._rows.start // len(self._places)
+        part = range(first, first + self._places.shape[1])
+        return {index: (own_rows(x, part), own_rows(y, part)) for index, (x, y) in shown.items()}
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ class Rollouts(RolloutConfig):
     batch. `stop_ids` None are the tokenizer's. Each process has an engine on its devices, with a copy of the weights.
     """
 
-    PLACEMENT = ("engine", "evaluation_prompts", "logged_completions", "reward_seconds")
+    PLACEMENT = ("engine", "evaluation_prompts", "logged_completions", "reward_seconds", "kept_microbatches")
 
     rewards: Annotated[tuple[Callable[..., Any], ...], Named("rewards")] = REQUIRED
     #: A run of `--modify reward-model`, or a folder with such a model: its number is a reward after `rewards`.
@@ -48,6 +48,8 @@ class Rollouts(RolloutConfig):
     reference: bool = False
     #: Every token is one that the trainer's program draws, its log-probability the training step's bit for bit.
     exact: bool = False
+    #: With `exact`, microbatches whose forward pass stays in memory until it is rated; of others it is computed twice.
+    kept_microbatches: Size = 1
     advantages: Callable[..., Any] = group_relative
     stop_ids: tuple[Count, ...] | None = None
     engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
@@ -79,6 +81,11 @@ class Rollouts(RolloutConfig):
     def has_draw_keys(self) -> bool:
         """Whether a step repeats the draws."""
         return self.exact
+
+    @property
+    def num_kept(self) -> int:
+        """How many microbatches' forward passes stay in memory."""
+        return self.kept_microbatches
 
     def environment(self, environment: Environment) -> Environment:
         """Returns the environment; where draws are exact, with every rounding that a program writes down."""

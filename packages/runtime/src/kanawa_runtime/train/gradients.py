@@ -15,6 +15,8 @@ from kanawa_runtime import faults
 class WholeBatch(GradientStrategy):
     """Differentiates the loss of the whole batch in one pass."""
 
+    is_plain_sum = True
+
     def gradients(self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[Any, Outputs]:
         """Returns gradients and outputs."""
 

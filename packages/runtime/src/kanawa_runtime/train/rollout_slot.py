@@ -57,6 +57,11 @@ class RolloutConfig(Config):
         """Whether batches hold the keys of their draws, so that a step computes the sampled log-probabilities."""
         return False
 
+    @property
+    def num_kept(self) -> int:
+        """How many microbatches' forward passes stay in memory until their rollouts are rated."""
+        return 1
+
     def environment(self, environment: Environment) -> Environment:
         """Returns what the programs of a run with these rollouts are compiled for."""
         return environment

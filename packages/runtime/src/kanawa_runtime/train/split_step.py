@@ -1,21 +1,24 @@
 """A step in two programs, for rollouts that are drawn by the step itself: forwards, and once they are rated, backwards.
 
 The first program draws again what an engine proposed. What it leaves for the gradients, the second goes on from: the
-pass that verified the rollouts is the step's own, and their log-probabilities are those that it trains by.
+pass that verified the rollouts is the step's own, and their log-probabilities are those that it trains by. Where
+gradients are taken over microbatches, both programs are of one of them.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
 from kanawa.arrays.prng import step_key
+from kanawa.arrays.shardings import replicated
 from kanawa.contracts import ModelLoss, Program, RolloutBatch
 from kanawa.contracts.program import Lowered, manifest
 from kanawa.errors import UsageError
-from kanawa.module import Outputs
+from kanawa.module import Loss, Outputs
 
 #: Fields of a batch that nobody knows before its rollouts are rated.
 RATED = ("loss_weights", "advantages", "sampled_logprobs", "old_logprobs", "reference_logprobs")
@@ -82,53 +85,128 @@ def halves(function: Callable[..., tuple[Any, Any]], args: Any, is_late: list[bo
     return Halves(run_first, run_second, shape)
 
 
+@dataclasses.dataclass(frozen=True)
+class Microbatches:
+    """How a global batch is cut in `count`: each of the `shards` of its rows holds a part of every microbatch."""
+
+    count: int
+    shards: int
+    rows: int
+
+    @classmethod
+    def of(cls, batch: RolloutBatch, count: int) -> "Microbatches":
+        """Returns how an abstract batch is cut; raises UsageError where its rows can't be."""
+        ids = batch.input_ids
+        rows = ids.shape[0]
+        shards = 1 if ids.sharding is None else rows // ids.sharding.shard_shape(ids.shape)[0]
+        if rows % (count * shards):
+            message = (
+                f"a batch of {rows} rows on {shards} devices can't be cut in {count} equal microbatches; make "
+                f"batch_size a multiple of {count * shards}, or lower the number of microbatches"
+            )
+            raise UsageError(message)
+        return cls(count, shards, rows)
+
+    def cut(self, batch: Any, index: Any) -> Any:
+        """Returns one microbatch; a row stays on its device."""
+        if self.count == 1:
+            return batch
+
+        def part(x: jax.Array) -> jax.Array:
+            parts = x.reshape(self.shards, self.count, -1, *x.shape[1:])
+            mine: jax.Array = jax.lax.dynamic_index_in_dim(parts, index, 1, keepdims=False)
+            return mine.reshape(-1, *x.shape[1:])
+
+        return jax.tree.map(part, batch)
+
+    def places(self, rows: range) -> np.ndarray:
+        """Returns a process's rows by microbatch, [count, rows of one], from 0; `rows` are those of the whole batch."""
+        shards = len(rows) * self.shards // self.rows
+        return np.arange(len(rows)).reshape(shards, self.count, -1).swapaxes(0, 1).reshape(self.count, -1)
+
+
 class SplitStep:
     """The compiled step: `forward` on rollouts, then a call with the state that it was given and the rated batch.
 
-    A call with another state, as where a batch is trained on twice, takes the forward pass again.
+    A call with another state, as where a batch is trained on twice, takes the forward pass again; so it does for
+    microbatches beyond the `kept` whose passes stay in memory.
     """
 
-    def __init__(self, forward: Any, backward: Any) -> None:
-        self._forward, self._backward = forward, backward
-        #: A parameter that the last forward pass took, and what that left.
-        self._kept: tuple[Any, Any] | None = None
+    def __init__(self, programs: dict[str, Any], cut: Microbatches, kept: int) -> None:
+        self._programs, self.microbatches, self._most = programs, cut, kept
+        #: A parameter that the last forward passes took, and what they left, by microbatch.
+        self._taken: Any = None
+        self._left: dict[int, Any] = {}
 
-    def forward(self, params: Any, state: Any, step: Any, batch: RolloutBatch) -> tuple[jax.Array, jax.Array]:
-        """Returns the targets' log-probabilities and the tokens drawn in their places, [rows, length]; keeps the rest.
+    def forward(
+        self, params: Any, state: Any, step: Any, batch: RolloutBatch, indices: Iterable[int] | None = None
+    ) -> dict[int, tuple[jax.Array, jax.Array]]:
+        """Returns the targets' log-probabilities and the tokens drawn in their places of microbatches (None: all).
 
-        What is rated of the batch doesn't matter; `unrated` is what it is of.
+        Both are [rows of one, length]. What is rated of the batch doesn't matter; `unrated` is what it is of.
         """
-        # What two passes leave may not fit.
-        self._kept = None
-        (logprobs, choices), left = self._forward(params, state, step, unrated(batch))
-        self._kept = jax.tree.leaves(params)[0], left
-        return logprobs, choices
+        first = jax.tree.leaves(params)[0]
+        if self._taken is not first:
+            self._left.clear()
+            self._taken = first
+        shown = {}
+        # The other way round than gradients are taken, which then begin with what is still there.
+        for index in sorted(range(self.microbatches.count) if indices is None else indices, reverse=True):
+            self._left.pop(index, None)
+            if len(self._left) >= self._most:
+                # What more passes leave may not fit.
+                del self._left[max(self._left)]
+            shown[index], self._left[index] = self._programs["forward"](
+                params, state, step, np.int32(index), unrated(batch)
+            )
+        return shown
 
     def __call__(self, before: Any, batch: RolloutBatch) -> Any:
         """Returns the state after the update, and its report; `before` is donated."""
-        if self._kept is None or self._kept[0] is not jax.tree.leaves(before.params)[0]:
-            self.forward(before.params, before.state, before.step, batch)
-        assert self._kept is not None
-        (_, left), self._kept = self._kept, None
-        return self._backward(before, left, batch)
+        if self._taken is not jax.tree.leaves(before.params)[0]:
+            self._left.clear()
+        programs = self._programs
+        if self.microbatches.count == 1:
+            result = programs["backward"](before, self._passed(0, before, batch), batch)
+        else:
+            totals, sums = programs["weights"](before, batch)
+            for index in range(self.microbatches.count):
+                left = self._passed(index, before, batch)
+                sums = programs["backward"](before, left, batch, np.int32(index), totals, sums)
+                del left
+            result = programs["update"](before, sums, batch)
+        self._taken = None
+        return result
+
+    def _passed(self, index: int, before: Any, batch: RolloutBatch) -> Any:
+        """Returns what a microbatch's forward pass left, which is no longer held here."""
+        if index not in self._left:
+            self.forward(before.params, before.state, before.step, batch, [index])
+        return self._left.pop(index)
 
     def memory_analysis(self) -> Any:
         """Returns the compiler's account of the second program, among whose arguments is what the first one left."""
-        return self._backward.memory_analysis()
+        return self._programs["backward"].memory_analysis()
 
 
 class SplitProgram:
-    """The two programs of `step`, a trainer's program `train_step`. Raises UsageError as `halves` does."""
+    """The programs of `step`, a trainer's program `train_step`. Raises UsageError as `halves` does.
+
+    Of several microbatches there are two more: the weights of the whole batch's loss terms, and the update.
+    """
 
     def __init__(self, trainer: Any, step: Program) -> None:
         self._trainer, self._step = trainer, step
         before, batch = step.abstract_args
-        self._args = before.params, before.state, before.step, unrated(batch)
+        count = int(np.prod([1, *trainer.gradient_strategy.cuts().values()]))
+        self._cut = Microbatches.of(batch, count)
+        index = jax.ShapeDtypeStruct((), jnp.int32, sharding=before.step.sharding)
+        self._args = before.params, before.state, before.step, index, unrated(batch)
         trained = jax.tree.leaves(trainer.trained_part(before.params)[0])
-        names = [name for name, field in batch._asdict().items() if field is not None]
-        flags = [name in RATED for name in names]
+        flags = [name in RATED for name, field in batch._asdict().items() if field is not None]
         with step.environment.active():
-            arguments = self._split(before.params, before.state, before.step, batch)
+            part = jax.eval_shape(self._cut.cut, batch, index)
+            arguments = self._split(before.params, before.state, before.step, index, part)
             is_late = [False] * (len(jax.tree.leaves(arguments)) - len(flags)) + flags
             self._halves = halves(self._loss, arguments, is_late, len(trained))
             closed, shape = jax.make_jaxpr(self._everything, return_shape=True)(*self._args)
@@ -145,70 +223,154 @@ class SplitProgram:
         self._own = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in own.values()]
 
     def lower(self) -> "LoweredSplit":
-        """Lowers the first program; the second needs to know how that places its results."""
+        """Lowers the first program; the others need to know how that places its results."""
         program = Program("forward half", self._forward, self._args, (), None, self._step.environment)
         return LoweredSplit(program.lower(), self, manifest(self._halves.shape))
 
-    def backward(self, placed: Any) -> Program:
-        """Returns the second program, for what the first one leaves where `placed` says; None: on one device."""
-        left = self._own
-        if placed is not None:
+    def compiled(self, forward: Any) -> SplitStep:
+        """Returns the step of the compiled first program."""
+        left, environment = self._own, self._step.environment
+        if environment.mesh is not None:
+            placed = forward.output_shardings[1]
             left = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(left, placed, strict=True)]
         before, batch = self._step.abstract_args
-        arguments = before, left, batch
-        step = self._step
-        return Program("backward half", self._backward, arguments, (0,), step.out_shardings, step.environment)
+        end = self._step.out_shardings
+        if self._cut.count == 1:
+            whole = Program("backward half", self._backward, (before, left, batch), (0,), end, environment)
+            programs = {"backward": whole}
+        else:
+            with environment.active():
+                totals, sums = self._placed(jax.eval_shape(self._weights, before, batch))
+            places = jax.tree.map(lambda x: x.sharding, (totals, sums)) if environment.mesh is not None else None
+            arguments = before, left, batch, self._args[3], totals, sums
+            programs = {
+                "weights": Program("loss weights", self._weights, (before, batch), (), places, environment),
+                "backward": Program(
+                    "backward half", self._added, arguments, (5,), places and places[1], environment
+                ),
+                "update": Program("update", self._updated, (before, sums, batch), (0,), end, environment),
+            }  # fmt: skip
+        compiled = {name: program.lower().compile() for name, program in programs.items()}
+        kept = 1 if self._cut.count == 1 else self._trainer.config.rollouts.num_kept
+        return SplitStep({"forward": forward, **compiled}, self._cut, kept)
 
-    def _split(self, params: Any, state: Any, step: Any, batch: RolloutBatch) -> tuple[Any, ...]:
-        """Returns the arguments of `_loss`."""
+    def _placed(self, results: Any) -> Any:
+        """Returns abstract results of `_weights` with their places: gradients are where their parameters are."""
+        mesh = self._step.environment.mesh
+        if mesh is None:
+            return results
+        totals, (gradients, outputs) = results
+        whole = replicated(mesh)
+        trained, _ = self._trainer.trained_part(self._step.abstract_args[0].params)
+
+        def put(x: Any, sharding: Any) -> Any:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        totals, outputs = jax.tree.map(lambda x: put(x, whole), (totals, outputs))
+        return totals, (jax.tree.map(lambda x, p: put(x, p.sharding), gradients, trained), outputs)
+
+    def _split(self, params: Any, state: Any, step: Any, index: Any, batch: RolloutBatch) -> tuple[Any, ...]:
+        """Returns the arguments of `_loss`; `batch` is a microbatch."""
         trained, loss = self._trainer.trained_part(params)
-        return trained, loss.fixed or {}, state, step, batch
+        return trained, loss.fixed or {}, state, step, index, batch
 
-    def _loss(self, trained: Any, fixed: Any, state: Any, step: Any, batch: RolloutBatch) -> Any:
+    def _loss(self, trained: Any, fixed: Any, state: Any, step: Any, index: Any, batch: RolloutBatch) -> Any:
         loss = ModelLoss(self._trainer.model, fixed, emit=("**.logprobs", "**.choices"))
-        outputs = loss(trained, state, batch, step_key(self._trainer.config.seed, step))
+        key = step_key(self._trainer.config.seed, step)
+        key = key if self._cut.count == 1 else jax.random.fold_in(key, index)
+        outputs = loss(trained, state, batch, key)
         found = {path.rpartition(".")[2]: x for path, x in outputs.emitted.items()}
         return dataclasses.replace(outputs, emitted={}), (found["logprobs"], found["choices"])
 
-    def _everything(self, params: Any, state: Any, step: Any, batch: RolloutBatch) -> Any:
+    def _everything(self, params: Any, state: Any, step: Any, index: Any, batch: RolloutBatch) -> Any:
         """Returns what the first program shows, and all that the second needs of it."""
+        batch = self._cut.cut(batch, index)
         ignored = jnp.zeros(batch.input_ids.shape, jnp.float32)
         _, whole = self._step.abstract_args
         batch = batch._replace(**{name: ignored for name in RATED if getattr(whole, name) is not None})
-        trained, *rest = self._split(params, state, step, batch)
+        trained, *rest = self._split(params, state, step, index, batch)
 
         def run(trained: Any) -> tuple[list[Any], Any]:
             floats, others, asked = self._halves.first(jax.tree.leaves((trained, *rest)))
             return floats, (others, asked)
 
         floats, backward, (others, asked) = jax.vjp(run, trained, has_aux=True)
-        return tuple(asked), (floats, others, backward)
+        return tuple(self._as_rows(x) for x in asked), (floats, others, backward)
 
-    def _forward(self, params: Any, state: Any, step: Any, batch: RolloutBatch) -> Any:
-        results = self._reduced(*jax.tree.leaves((params, state, step, batch)))
+    def _as_rows(self, x: jax.Array) -> jax.Array:
+        """Has [rows, length] placed as rows of a batch are."""
+        sharding = self._step.abstract_args[1].input_ids.sharding
+        return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+
+    def _forward(self, params: Any, state: Any, step: Any, index: Any, batch: RolloutBatch) -> Any:
+        results = self._reduced(*jax.tree.leaves((params, state, step, index, batch)))
         return tuple(results[: self._asked]), list(results[self._asked :])
 
     def _backward(self, before: Any, left: list[Any], batch: RolloutBatch) -> Any:
-        taken = jax.tree.leaves((before.params, before.state, before.step, unrated(batch)))
+        gradients, outputs = self._gradients(before, left, batch, jnp.int32(0), Outputs.total_loss)
+        return self._trainer.updated(before, batch, gradients, outputs)
+
+    def _gradients(
+        self, before: Any, left: list[Any], batch: RolloutBatch, index: Any, total: Callable[[Outputs], jax.Array]
+    ) -> tuple[Any, Outputs]:
+        """Returns a microbatch's gradients of a number of its scaled outputs, and those."""
+        taken = jax.tree.leaves((before.params, before.state, before.step, index, unrated(batch)))
         leaves = [(taken if is_given else left)[place] for is_given, place in self._places]
         floats, others, backward = jax.tree.unflatten(self._left, leaves)
-        flat = jax.tree.leaves(self._split(before.params, before.state, before.step, batch))
+        part = self._cut.cut(batch, index)
+        flat = jax.tree.leaves(self._split(before.params, before.state, before.step, index, part))
         scale = self._trainer.rule.loss_scale(before.opt)
 
-        def total(floats: list[Any]) -> tuple[jax.Array, Outputs]:
+        def of(floats: list[Any]) -> tuple[jax.Array, Outputs]:
             results = self._halves.second(floats, others, flat)
             outputs: Outputs = jax.tree.unflatten(jax.tree.structure(self._halves.shape), results)
             outputs = outputs if scale is None else outputs.scaled(scale)
-            return outputs.total_loss(), outputs
+            return total(outputs), outputs
 
-        cotangents, outputs = jax.grad(total, has_aux=True)(floats)
+        cotangents, outputs = jax.grad(of, has_aux=True)(floats)
         (gradients,) = backward(cotangents)
+        return gradients, outputs
+
+    # --- several microbatches, as `accumulate` takes their gradients ------------------------------------------
+
+    def _weights(self, before: Any, batch: RolloutBatch) -> Any:
+        """Returns the weight of each loss term over the whole batch, and sums of nothing."""
+
+        def one(index: jax.Array) -> dict[str, jax.Array]:
+            part = self._cut.cut(batch, index)
+            outputs, _ = self._loss(*self._split(before.params, before.state, before.step, index, part))
+            return {path: term.weight for path, term in outputs.losses.items()}
+
+        # Where they depend on the batch alone, as token counts do, XLA drops the model from this loop.
+        totals = jax.tree.map(lambda w: jnp.sum(w, 0), jax.lax.map(one, jnp.arange(self._cut.count)))
+        trained, _ = self._trainer.trained_part(before.params)
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dataclasses.replace(self._halves.shape, kernels=()))
+        return totals, (zeros, empty)
+
+    def _added(
+        self, before: Any, left: list[Any], batch: RolloutBatch, index: Any, totals: Any, sums: tuple[Any, Outputs]
+    ) -> tuple[Any, Outputs]:
+        """Returns the sums with a microbatch's part of the whole batch's gradients, fp32, and its outputs."""
+
+        def share(outputs: Outputs) -> jax.Array:
+            parts = (Loss(t.total, totals[path], t.coefficient).value() for path, t in outputs.losses.items())
+            return sum(parts, jnp.zeros((), jnp.float32))
+
+        new, outputs = self._gradients(before, left, batch, index, share)
+        gradients = jax.tree.map(lambda x, n: x + n.astype(jnp.float32), sums[0], new)
+        return gradients, dataclasses.replace(sums[1].merge(outputs), kernels=())
+
+    def _updated(self, before: Any, sums: tuple[Any, Outputs], batch: RolloutBatch) -> Any:
+        trained, _ = self._trainer.trained_part(before.params)
+        gradients = jax.tree.map(lambda g, p: g.astype(p.dtype), sums[0], trained)
+        outputs = dataclasses.replace(sums[1], kernels=self._halves.shape.kernels)
         return self._trainer.updated(before, batch, gradients, outputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoweredSplit:
-    """The lowered first program of a step, and what lowers the second."""
+    """The lowered first program of a step, and what lowers the others."""
 
     forward: Lowered
     program: SplitProgram
@@ -216,6 +378,4 @@ class LoweredSplit:
 
     def compile(self) -> SplitStep:
         """Returns the compiled step."""
-        forward = self.forward.compile()
-        placed = None if self.forward.environment.mesh is None else forward.output_shardings[1]
-        return SplitStep(forward, self.program.backward(placed).lower().compile())
+        return self.program.compiled(self.forward.compile())

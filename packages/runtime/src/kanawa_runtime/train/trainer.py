@@ -114,10 +114,12 @@ class Trainer(Workload):
             if self.rollouts is None:
                 return []
             problems = self.rollouts.problems_of(self.batch_size, self.data.sequence_length, self.model)
-            if self.rollouts.has_draw_keys and not isinstance(self.gradients, WholeBatch.Config):
+            strategy: Any = self.gradients._target
+            if self.rollouts.has_draw_keys and not strategy.is_plain_sum:
                 problems.append(
-                    f"rollouts.exact is set, and gradients is {type(self.gradients).__qualname__}: a forward pass over "
-                    "a part of the batch rounds differently; leave gradients as it is, or unset rollouts.exact"
+                    f"rollouts.exact is set, and gradients is {type(self.gradients).__qualname__}, which computes the "
+                    "forward pass inside of its own; use the whole batch or --modify accumulate:microbatches=N, or "
+                    "unset rollouts.exact"
                 )
             return problems
 
