@@ -386,6 +386,7 @@ def benchmarks(session: nox.Session) -> None:
         "trl_side",
         "sft_beside_trl",
         "preferences_beside_trl",
+        "grpo_beside_trl",
         "eval_beside_lm_eval",
     }
     runnable = [

@@ -8,10 +8,8 @@ first three. Drawing isn't part of it: TRL draws with transformers or vLLM, whic
 """
 
 import argparse
-import json
+import dataclasses
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +20,7 @@ from typing import Any
 import jax
 import kanawa as kn
 import numpy as np
+from beside_trl import Side, side_of, theirs, write_fixture
 from kanawa.arrays.tree import unflatten_paths
 from kanawa.contracts import Environment, RolloutBatch
 from kanawa_layers.convert.huggingface import HuggingFaceStore
@@ -29,10 +28,24 @@ from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.rollouts.rewards import exact_match
 from kanawa_runtime.train.trainer import Trainer
+from trl_folder import write_model
 
-HERE = Path(__file__).parent
-SIZES = {"vocab": 512, "width": 128, "layers": 2, "rows": 16, "group": 8, "steps": 10, "rate": 1e-4}
-PROMPT, COMPLETION = 16, 48
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """A batch's rows, their groups, and tokens of the longest prompt and completion."""
+
+    model: dict[str, int]
+    rows: int
+    prompt: int
+    completion: int
+    group: int = 8
+    steps: int = 10
+    rate: float = 1e-4
+
+
+USUAL = Sizes({"vocab": 512, "width": 128, "layers": 2, "heads": 4, "kv_heads": 4}, rows=16, prompt=16, completion=48)
+SMALL = Sizes({"vocab": 384, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2}, rows=16, prompt=6, completion=10)
 #: TRL's arguments, and ours, of each variant. TRL's `epsilon_high` of CISPO is the bound itself.
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "grpo": ({"loss_type": "grpo", "low": 0.2, "high": 0.2, "level": "token"}, ()),
@@ -42,29 +55,29 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-def completions() -> dict[str, np.ndarray]:
+def completions(sizes: Sizes) -> dict[str, np.ndarray]:
     """Returns TRL's arrays for all steps: prompts are padded on the left, completions on the right."""
-    rng, steps, rows = np.random.default_rng(0), SIZES["steps"], SIZES["rows"]
-    shapes = {"prompt": PROMPT, "completion": COMPLETION}
+    rng, steps, rows = np.random.default_rng(0), sizes.steps, sizes.rows
+    shapes, vocab = {"prompt": sizes.prompt, "completion": sizes.completion}, sizes.model["vocab"]
     made: dict[str, np.ndarray] = {}
     for name, length in shapes.items():
         counts = rng.integers(length // 4, length + 1, (steps, rows, 1))
         places = np.arange(length)
         mask = places >= length - counts if name == "prompt" else places < counts
         made[f"{name}_mask"] = mask.astype(np.int64)
-        made[f"{name}_ids"] = rng.integers(2, SIZES["vocab"], (steps, rows, length)) * mask
-    rewards = rng.random((steps, rows // SIZES["group"], SIZES["group"])).astype(np.float32)
+        made[f"{name}_ids"] = rng.integers(2, vocab, (steps, rows, length)) * mask
+    rewards = rng.random((steps, rows // sizes.group, sizes.group)).astype(np.float32)
     gains = (rewards - rewards.mean(2, keepdims=True)) / (rewards.std(2, keepdims=True) + 1e-4)
     made["advantages"] = gains.reshape(steps, rows)
     # About what a random model gives each token: ratios lie around one, some beyond the bounds.
-    noise = 0.15 * rng.standard_normal((steps, rows, COMPLETION))
-    made["old_per_token_logps"] = (-np.log(SIZES["vocab"]) + noise).astype(np.float32)
+    noise = 0.15 * rng.standard_normal((steps, rows, sizes.completion))
+    made["old_per_token_logps"] = (-np.log(vocab) + noise).astype(np.float32)
     return made
 
 
-def rows_of(made: dict[str, np.ndarray], step: int) -> RolloutBatch:
+def rows_of(sizes: Sizes, made: dict[str, np.ndarray], step: int) -> RolloutBatch:
     """Returns a step's rows as Kanawa lays them out: prompt and completion without padding between."""
-    shape = SIZES["rows"], PROMPT + COMPLETION
+    shape = sizes.rows, sizes.prompt + sizes.completion
     ids, targets, segments = (np.zeros(shape, np.int32) for _ in range(3))
     weights, gains, old = (np.zeros(shape, np.float32) for _ in range(3))
     places = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
@@ -78,47 +91,41 @@ def rows_of(made: dict[str, np.ndarray], step: int) -> RolloutBatch:
     return RolloutBatch(ids, targets, places, segments, weights, gains, old, old)
 
 
-def ours(folder: Path, made: dict[str, np.ndarray], modifiers: tuple[str, ...]) -> tuple[list[float], list[float]]:
-    """Returns losses and seconds of the trainer's own step on these rows."""
+def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tuple[str, ...]) -> Side:
+    """Returns losses, seconds and tokens of the trainer's own step on these rows."""
     stored = HuggingFaceStore().load(folder / "model")
     optimizer = kn.component("optimizers", "adamw").Config(weight_decay=0.0, b2=0.999)
-    schedule = kn.component("schedules", "constant").Config(peak=SIZES["rate"])
+    schedule = kn.component("schedules", "constant").Config(peak=sizes.rate)
+    data = Copying.Config(sequence_length=sizes.prompt + sizes.completion)
     cfg: Any = Trainer.Config(
-        model=stored.config, data=Copying.Config(sequence_length=PROMPT + COMPLETION), batch_size=SIZES["rows"],
-        steps=SIZES["steps"], learner=Learner.Config(optimizer=optimizer, schedule=schedule, clip_norm=None),
+        model=stored.config, data=data, batch_size=sizes.rows, steps=sizes.steps,
+        learner=Learner.Config(optimizer=optimizer, schedule=schedule, clip_norm=None),
     )  # fmt: skip
-    for name, fields in (("grpo", {"reward": exact_match, "new_tokens": COMPLETION}), *((m, {}) for m in modifiers)):
+    grpo = {"reward": exact_match, "new_tokens": sizes.completion}
+    for name, fields in (("grpo", grpo), *((m, {}) for m in modifiers)):
         cfg = kn.component("modifiers", name).Config(**fields).build()(cfg)
     # The old log-probabilities are the batch's.
     cfg.rollouts.set(off_policy=True)
     trainer = cfg.freeze().build()
     program = trainer.programs(Environment())["train_step"].lower().compile()
     state = jax.jit(trainer.init)()
-    params = unflatten_paths({path: jax.numpy.asarray(array) for path, array in stored.params.items()})
-    state = state._replace(params=params, opt=trainer.rule.init(stored_flat(stored.params)))
-    losses, seconds = [], []
-    for step in range(SIZES["steps"]):
+    flat = {path: jax.numpy.asarray(array) for path, array in stored.params.items()}
+    state = state._replace(params=unflatten_paths(flat), opt=trainer.rule.init(dict(flat)))
+    losses, seconds, tokens = [], [], []
+    for step in range(sizes.steps):
         began = time.perf_counter()
-        state, report = program(state, rows_of(made, step))
+        state, report = program(state, rows_of(sizes, made, step))
         losses.append(report.read()["loss"])
         jax.block_until_ready(state)
         seconds.append(time.perf_counter() - began)
-    return losses, seconds
+        tokens.append(float(made["prompt_mask"][step].sum() + made["completion_mask"][step].sum()))
+    return Side(losses, seconds, tokens)
 
 
-def stored_flat(params: Any) -> dict[str, jax.Array]:
-    """Returns stored parameters as arrays of the device."""
-    return {path: jax.numpy.asarray(array) for path, array in params.items()}
-
-
-def theirs(python: str, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def their_side(python: str, folder: Path, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns what TRL's side prints."""
-    command = [python, str(HERE / "grpo_trl_side.py"), str(folder), json.dumps(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"TRL's side failed:\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    fields = {"batch": sizes.rows, "group": sizes.group, "steps": sizes.steps, "rate": sizes.rate}
+    return theirs(python, "grpo", folder=str(folder), completion=sizes.completion, **fields, **settings)
 
 
 def main() -> None:
@@ -126,29 +133,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", required=True, help="the Python of an environment with trl")
     parser.add_argument("--only", choices=VARIANTS, nargs="*", default=list(VARIANTS))
+    parser.add_argument("--small", action="store_true", help="a model so small that its losses can be a fixture")
+    parser.add_argument("--write", type=Path, help="write TRL's losses here, for tests")
     args = parser.parse_args()
+    sizes, found, versions = SMALL if args.small else USUAL, {}, {}
+    made = completions(sizes)
     with tempfile.TemporaryDirectory() as place:
-        folder, made = Path(place), completions()
-        told = theirs(args.torch, folder, {**SIZES, "make": True})
+        folder = Path(place)
+        parameters = write_model(folder / "model", **sizes.model)
         np.savez(folder / "completions.npz", **made)
-        tokens = [float(made["prompt_mask"][i].sum() + made["completion_mask"][i].sum()) for i in range(SIZES["steps"])]
-        versions = {"kanawa-runtime": version("kanawa-runtime"), "jax": version("jax"), **told["versions"]}
-        sys.stdout.write(f"{told['parameters']:,} parameters; {versions}; load {os.getloadavg()[0]:.1f}\n")
         for name in args.only:
             settings, modifiers = VARIANTS[name]
-            other = theirs(args.torch, folder, {**SIZES, **settings, "completion": COMPLETION})
-            losses, seconds = ours(folder, made, modifiers)
-            apart = max(abs(a - b) for a, b in zip(losses, other["losses"], strict=True))
-            rate, their_rate = (
-                statistics.median(t / s for t, s in zip(tokens[3:], spent[3:], strict=True))
-                for spent in (seconds, other["seconds"])
-            )
+            told = their_side(args.torch, folder, sizes, settings)
+            other, mine = side_of(told), ours(folder, sizes, made, modifiers)
+            if not versions:
+                versions = told["versions"]
+                here = {"kanawa-runtime": version("kanawa-runtime"), "jax": version("jax"), **versions}
+                sys.stdout.write(f"{parameters:,} parameters; {here}; load {os.getloadavg()[0]:.1f}\n")
+            found[name] = other.losses
+            apart = max(abs(a - b) for a, b in zip(mine.losses, other.losses, strict=True))
+            rate, their_rate = mine.tokens_per_second, other.tokens_per_second
             sys.stdout.write(
-                f"{name}: losses differ by at most {apart:.1e} over {len(losses)} steps "
-                f"({losses[0]:+.5f} to {losses[-1]:+.5f}); "
+                f"{name}: losses differ by at most {apart:.1e} over {len(mine.losses)} steps "
+                f"({mine.losses[0]:+.5f} to {mine.losses[-1]:+.5f}); "
                 f"{rate:,.0f} tokens/s, TRL {their_rate:,.0f}: {rate / their_rate:.2f} times\n"
             )
             sys.stdout.flush()
+    if args.write:
+        write_fixture(args.write, Path(__file__).name, versions, found)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,27 @@ import pathlib
 import sys
 import tempfile
 
-from beside_trl import largest_difference, our_side, their_side, theirs
+from beside_trl import Side, apart, our_side, side_of, theirs, write_fixture
+from trl_folder import write_chats, write_model
 
-MODEL = {"vocab": 512, "width": 256, "layers": 4, "rows": 640, "longest": 60}
-BATCH, RATE, LENGTH, COMPARED, TOLERANCE = 16, 1e-3, 256, 10, 1e-5
+MODEL = {"vocab": 512, "width": 256, "layers": 4, "heads": 8, "kv_heads": 8}
+SMALL = {"vocab": 384, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2}
+BATCH, RATE, LENGTH, SHORT, COMPARED, TOLERANCE = 16, 1e-3, 256, 128, 10, 1e-5
+SIZES = {"batch": BATCH, "rate": RATE}
+
+
+def write_folder(folder: pathlib.Path, *, small: bool) -> int:
+    """Writes the model and conversations; returns the model's parameters."""
+    write_chats(folder / "chat.jsonl", rows=BATCH * COMPARED if small else 640, longest=12 if small else 60)
+    return write_model(folder / "model", **(SMALL if small else MODEL))
+
+
+def alone(folder: pathlib.Path, steps: int, length: int) -> Side:
+    """Returns our training with one conversation a row."""
+    from kanawa_runtime.data.packing import OnePerRow
+
+    fields = {"packing": OnePerRow.Config(), "sequence_length": length}
+    return our_side(folder, "alone", "chat.jsonl", ["sft"], steps=steps, **SIZES, **fields)
 
 
 def main() -> None:
@@ -22,22 +39,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", required=True, help="the Python of an environment with trl, transformers and torch")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--small", action="store_true", help="a model so small that its losses can be a fixture")
+    parser.add_argument("--write", type=pathlib.Path, help="write TRL's losses here, for tests")
     args = parser.parse_args()
     say = sys.stdout.write
+    steps = COMPARED if args.small else args.steps
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        made = theirs(args.python, "folder", folder=name, **MODEL)
-        say(f"{made['parameters']:,} parameters; {made['versions']}\n")
-        sizes = {"steps": args.steps, "batch": BATCH, "rate": RATE}
-        trl = their_side(args.python, "sft", folder=name, **sizes)
-        chats = ["--modify", "sft", "--data", str(folder / "chat.jsonl"), "--set", f"data.sequence_length={LENGTH}"]
-        one = [*chats, "--set", "data.packing=kanawa_runtime.data.packing:OnePerRow"]
-        alone = our_side(folder, "alone", one, **sizes)
-        # As many conversations a step as the others have, in fewer rows.
-        packed = our_side(folder, "packed", chats, steps=args.steps, batch=BATCH // 4, rate=RATE)
-    difference = largest_difference(alone, trl, COMPARED)
+        parameters = write_folder(folder, small=args.small)
+        made = theirs(args.python, "sft", folder=name, steps=steps, **SIZES)
+        say(f"{parameters:,} parameters; {made['versions']}\n")
+        trl, ours = side_of(made), alone(folder, steps, SHORT if args.small else LENGTH)
+        if args.write:
+            write_fixture(args.write, pathlib.Path(__file__).name, made["versions"], {"sft": trl.losses[:COMPARED]})
+        rows = [("TRL, padded", trl), ("one a row", ours)]
+        if not args.small:
+            # As many conversations a step as the others have, in fewer rows.
+            sizes = {"batch": BATCH // 4, "rate": RATE, "sequence_length": LENGTH}
+            rows.append(("packed", our_side(folder, "packed", "chat.jsonl", ["sft"], steps=steps, **sizes)))
+    difference = apart(ours.losses[:COMPARED], trl.losses[:COMPARED])
     say(f"losses of {COMPARED} steps differ by {difference:.1e} at most (relative); allowed {TOLERANCE:.0e}\n")
-    for label, side in (("TRL, padded", trl), ("one a row", alone), ("packed", packed)):
+    for label, side in rows:
         ratio = side.tokens_per_second / trl.tokens_per_second
         say(f"{label:12} {side.tokens_per_second:9,.0f} tokens/s  {ratio:5.2f} times TRL\n")
     sys.exit(0 if difference <= TOLERANCE else 1)

@@ -2,76 +2,21 @@
 
     python trl_side.py KIND SETTINGS
 
-KIND is a function of this file, SETTINGS its argument as JSON; it prints one line of JSON. `folder` writes a random
-model with a tokenizer and a chat template, and data; the others train that folder, and print each step's loss, seconds
-and tokens.
+KIND is `sft`, `preferences` or `grpo`, SETTINGS are JSON: the folder, which `trl_folder.py` wrote, and sizes. It prints
+one line of JSON: each step's loss, seconds and tokens, and versions.
 """
 
 import json
-import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 import trl
-from datasets import load_dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "ships", "sail")
-#: It marks what the assistant says, for either library.
-TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
-    "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
-def sentence(rng: random.Random, longest: int) -> str:
-    """Returns random words, mostly few."""
-    count = min(longest, 1 + int(rng.paretovariate(1.2)))
-    return " ".join(rng.choice(WORDS) for _ in range(count))
-
-
-def folder(settings: dict[str, Any]) -> dict[str, Any]:
-    """Writes FOLDER/model, and FOLDER/chat.jsonl of `rows` conversations; returns versions and the model's size."""
-    place, rng = Path(settings["folder"]), random.Random(0)
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>", "<pad>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(WORDS, trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<pad>", chat_template=TEMPLATE
-    )
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=settings["vocab"],
-        hidden_size=settings["width"],
-        intermediate_size=3 * settings["width"],
-        num_hidden_layers=settings["layers"],
-        num_attention_heads=settings["width"] // 32,
-        num_key_value_heads=settings["width"] // 32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(place / "model")
-    tokenizer.save_pretrained(place / "model")
-    with (place / "chat.jsonl").open("w") as file:
-        for _ in range(settings["rows"]):
-            contents = [sentence(rng, settings["longest"]) for _ in range(2 * rng.randint(1, 2))]
-            turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
-            file.write(json.dumps({"messages": turns}) + "\n")
-    versions = {module.__name__: module.__version__ for module in (torch, transformers, trl)}
-    return {"versions": versions, "parameters": sum(p.numel() for p in model.parameters())}
+from datasets import Dataset, load_dataset
 
 
 class Recorded:
@@ -82,8 +27,8 @@ class Recorded:
 
     def compute_loss(self, model: Any, inputs: Any, **rest: Any) -> Any:
         """Returns the loss, recorded with the batch's tokens."""
-        mask = inputs.get("attention_mask")
-        self.tokens.append(int(mask.sum()) if mask is not None else inputs["input_ids"].numel())
+        of_rows = [name for name in inputs if name.endswith("attention_mask")] or ["prompt_mask", "completion_mask"]
+        self.tokens.append(int(sum(inputs[name].sum() for name in of_rows)))
         made = super().compute_loss(model, inputs, **rest)
         self.losses.append(float((made[0] if isinstance(made, tuple) else made).detach()))
         return made
@@ -121,27 +66,80 @@ def common(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def loaded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the folder's model and tokenizer, as trainers take them."""
+    model = Path(settings["folder"]) / "model"
+    return {
+        "model": transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        "processing_class": transformers.AutoTokenizer.from_pretrained(model),
+    }
+
+
+def read(settings: dict[str, Any], file: str) -> Dataset:
+    """Returns the records of a file of the folder."""
+    place = Path(settings["folder"])
+    return load_dataset("json", data_files=str(place / file), split="train", cache_dir=str(place / "cache"))
+
+
 def trained(trainer: Any) -> dict[str, Any]:
-    """Trains; returns losses, seconds and tokens of each step, and the trainer's version."""
+    """Trains; returns losses, seconds and tokens of each step, and versions."""
     trainer.losses, trainer.tokens, trainer.starts = [], [], []
     trainer.train()
+    # A step's time ends where the next begins, and so includes the update.
     ends = [*trainer.starts[1:], time.perf_counter()]
     seconds = [end - start for start, end in zip(trainer.starts, ends, strict=True)]
-    return {"losses": trainer.losses, "seconds": seconds, "tokens": trainer.tokens}
+    versions = {module.__name__: module.__version__ for module in (torch, transformers, trl)}
+    return {"losses": trainer.losses, "seconds": seconds, "tokens": trainer.tokens, "versions": versions}
 
 
 def sft(settings: dict[str, Any]) -> dict[str, Any]:
     """Supervised fine-tuning on the assistant's tokens, padded to each batch's longest row."""
-    place = Path(settings["folder"])
 
     class Trainer(Recorded, trl.SFTTrainer):
         pass
 
     arguments = trl.SFTConfig(**common(settings), max_length=None, packing=False, assistant_only_loss=True)
-    data = load_dataset("json", data_files=str(place / "chat.jsonl"), split="train", cache_dir=str(place / "cache"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "model")
-    return trained(Trainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer))
+    return trained(Trainer(**loaded(settings), args=arguments, train_dataset=read(settings, "chat.jsonl")))
+
+
+def preferences(settings: dict[str, Any]) -> dict[str, Any]:
+    """DPO or KTO, by `loss`."""
+    config, base = {"dpo": (trl.DPOConfig, trl.DPOTrainer), "kto": (trl.KTOConfig, trl.KTOTrainer)}[settings["loss"]]
+
+    class Trainer(Recorded, base):  # type: ignore[misc, valid-type]
+        pass
+
+    arguments = config(**common(settings), beta=settings["beta"], max_length=settings["length"])
+    data = read(settings, f"{settings['loss']}.jsonl")
+    return trained(Trainer(**loaded(settings), args=arguments, train_dataset=data))
+
+
+class GivenCompletions(Recorded, trl.GRPOTrainer):
+    """Takes a step's completions from completions.npz instead of drawing them; the losses are TRL's own."""
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        del generation_batch
+        step = len(self.losses)
+        made = {name: torch.from_numpy(array[step]) for name, array in self.completions.items()}
+        made["num_items_in_batch"] = made["completion_mask"].sum()
+        return made
+
+
+def grpo(settings: dict[str, Any]) -> dict[str, Any]:
+    """GRPO's loss or a variant, by `loss_type`, bounds and level."""
+    arguments = trl.GRPOConfig(
+        **common(settings), num_generations=settings["group"], max_completion_length=settings["completion"], beta=0.0,
+        loss_type=settings["loss_type"], epsilon=settings["low"], epsilon_high=settings["high"],
+        importance_sampling_level=settings["level"], temperature=1.0,
+    )  # fmt: skip
+    asked = Dataset.from_dict({"prompt": ["the"] * settings["batch"] * settings["steps"]})
+    trainer = GivenCompletions(
+        **loaded(settings), reward_funcs=lambda completions, **_: [0.0] * len(completions), args=arguments,
+        train_dataset=asked,
+    )  # fmt: skip
+    with np.load(Path(settings["folder"]) / "completions.npz") as arrays:
+        trainer.completions = dict(arrays)
+    return trained(trainer)
 
 
 if __name__ == "__main__":
