@@ -105,6 +105,18 @@ def test_devices_of_one_chip_share_its_links(per_chip):
     assert links.between(far) == dataclasses.replace(links.between(far), name="cables", bandwidth=SLOW / per_chip)
 
 
+@pytest.mark.parametrize("per_chip", [1, 2, 4])
+def test_a_ring_through_all_devices_of_its_chips_has_their_links_whole(per_chip):
+    device = chip(3, jax_devices_per_chip=per_chip)
+    devices = [Device(i, (i // per_chip, 0, 0)) for i in range(8 * per_chip)]
+    for links in (Links.of_devices(device, devices, len(devices)), Links(device, np.zeros(len(devices), int))):
+        share = 1 if links.places is None else 1 / 3
+        assert links.between(np.arange(len(devices))[None]).bandwidth == pytest.approx(FAST * share)
+        # One device of each chip: the others' rings need the links as well.
+        alone = np.arange(0, len(devices), per_chip)[None]
+        assert links.between(alone).bandwidth == pytest.approx(FAST * share / per_chip)
+
+
 def test_islands_begin_at_the_first_device_whatever_its_number():
     devices = [Device(100 + i, None) for i in range(8)]
     links = Links.of_devices(chip(0, domain_chips=4), devices, 8)

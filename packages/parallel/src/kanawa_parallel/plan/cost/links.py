@@ -55,11 +55,19 @@ class Links:
         reached = np.unique(self.domains[group])
         # As many members of a domain send at once as it has; unequal parts are limited by the smallest, near this mean.
         members = max(1, len(group) // max(1, len(reached)))
-        inside = self.device.link_bandwidth / shared * self._share(group, one_dimension, members)
+        inside = self.device.link_bandwidth / shared * self._mates(group) * self._share(group, one_dimension, members)
         if len(reached) <= 1:
             return Link(self.device.link_name, inside)
         outside = self.device.network_bandwidth / shared * members
         return Link(self.device.network_name, min(outside, inside) if members > 1 else outside)
+
+    def _mates(self, group: np.ndarray) -> int:
+        """Returns how many of a group's devices are on one chip: a ring takes them in turn, over links of its own
+        between them, so that the chip's links carry each part once for all of them.
+        """
+        shared = self.device.jax_devices_per_chip
+        chips = len(np.unique(group // shared if self.places is None else self.places[group], axis=0))
+        return min(shared, max(1, len(group) // chips)) if chips > 1 else 1
 
     def _share(self, group: np.ndarray, one_dimension: bool, members: int) -> float:
         if self.device.direct_links:
