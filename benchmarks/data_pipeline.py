@@ -78,7 +78,8 @@ def main() -> None:
             ours = [sys.executable, __file__, "--ours", str(path)]
             cache = str(Path(folder, f"cache{megabytes}"))
             sides = [("kanawa, from text", ours, cache), ("kanawa, from its shards", ours, cache)]
-            sides.append(("grain", [sys.executable, str(SIDE), "grain", str(path), str(LENGTH), str(BATCH)], ""))
+            for side in ("grain-threads", "grain-processes"):
+                sides.append((side, [sys.executable, str(SIDE), side, str(path), str(LENGTH), str(BATCH)], ""))
             if args.torch_python:
                 sides.append(("torch", [args.torch_python, str(SIDE), "torch", str(path), str(LENGTH), str(BATCH)], ""))
             for name, command, place in sides:

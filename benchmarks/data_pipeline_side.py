@@ -1,15 +1,19 @@
 """The other side of data_pipeline.py: the same job by grain's own pipeline, or by a PyTorch DataLoader.
 
-python data_pipeline_side.py grain|torch FILE LENGTH BATCH; prints one line of JSON. Either encodes the bytes of each
-record's text between a begin and an end id, packs rows by best fit, and batches them, in two workers.
+python data_pipeline_side.py grain-threads|grain-processes|torch FILE LENGTH BATCH; prints one line of JSON. Each
+encodes the bytes of each record's text between a begin and an end id, packs rows by best fit, and batches them, in two
+workers.
 """
 
 import bisect
+import functools
 import json
+import os
 import resource
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,22 +27,54 @@ def encoded(line: bytes) -> np.ndarray:
     return np.concatenate([[BOS], np.frombuffer(text, np.uint8), [EOS]]).astype(np.int32)
 
 
-def grain_batches(path: str, length: int, batch: int) -> tuple[Iterator[Any], str]:
+class Lines:
+    """The lines of a file, read where they lie; a worker process opens it anew."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._file = path, Path(path).open("rb")  # noqa: SIM115 - open as long as its lines are read
+        self._ends = np.cumsum([len(line) for line in self._file])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, number: int) -> bytes:
+        begin = int(self._ends[number - 1]) if number else 0
+        return os.pread(self._file.fileno(), int(self._ends[number]) - begin, begin)
+
+    def __getstate__(self) -> tuple[str, np.ndarray]:
+        return self._path, self._ends
+
+    def __setstate__(self, state: tuple[str, np.ndarray]) -> None:
+        self._path, self._ends = state
+        self._file = Path(self._path).open("rb")  # noqa: SIM115
+
+
+def grain_batches(path: str, length: int, batch: int, *, processes: bool) -> tuple[Iterator[Any], str]:
     """Returns an iterator over batches, and the library's version."""
     import importlib.metadata
 
     import grain
     from grain import experimental
 
-    with open(path, "rb") as file:
-        lines = file.readlines()
-    documents = grain.MapDataset.source(lines).shuffle(seed=0).map(lambda line: {"ids": encoded(line)[:length]})
+    source = grain.MapDataset.source(Lines(path)).shuffle(seed=0)
+    documents = source.map(functools.partial(ids_of, length=length))
     rows = experimental.BestFitPackIterDataset(
-        documents.to_iter_dataset(grain.ReadOptions(num_threads=WORKERS)),
+        documents.to_iter_dataset(grain.ReadOptions(num_threads=1 if processes else WORKERS)),
         length_struct={"ids": length},
         num_packing_bins=BINS,
-    )
-    return iter(rows.batch(batch)), f"grain {importlib.metadata.version('grain')}"
+    ).batch(batch)
+    if processes:
+        from absl import flags
+
+        flags.FLAGS(sys.argv[:1])
+        rows = rows.mp_prefetch(grain.MultiprocessingOptions(num_workers=WORKERS, per_worker_buffer_size=4))
+    workers = f"{WORKERS} {'processes' if processes else 'threads'}"
+    return iter(rows), f"grain {importlib.metadata.version('grain')}, {workers}"
+
+
+def ids_of(line: bytes, length: int) -> dict[str, np.ndarray]:
+    """Returns a document as grain packs it."""
+    return {"ids": encoded(line)[:length]}
 
 
 def torch_batches(path: str, length: int, batch: int) -> tuple[Iterator[Any], str]:
@@ -82,7 +118,10 @@ def packed(documents: list[np.ndarray], length: int) -> Iterator[dict[str, np.nd
 if __name__ == "__main__":
     side, path, length, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     begin = time.perf_counter()
-    batches, version = {"grain": grain_batches, "torch": torch_batches}[side](path, length, batch)
+    if side == "torch":
+        batches, version = torch_batches(path, length, batch)
+    else:
+        batches, version = grain_batches(path, length, batch, processes=side == "grain-processes")
     count = sum(1 for _ in batches)
     seconds = time.perf_counter() - begin
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "dat
 
 import drill  # noqa: E402
 import with_kanawa  # noqa: E402
+import with_kanawa_shards  # noqa: E402
 
 ROW = 32
 
@@ -34,6 +35,24 @@ def test_packed_mixed_shuffled_data_survive_kills_exactly(first_fit):
 @pytest.mark.nightly
 def test_a_thousand_kills_lose_nothing():
     found = result(1_000)
+    assert (found.skipped, found.repeated, found.kills) == (0, 0, 1_000)
+
+
+def killed_processes(kills, root):
+    data = drill.Data.of(60 * kills, ROW)
+    pipeline = with_kanawa_shards.Shards(data, ROW, root)
+    return drill.run(pipeline, data, kills=kills, change_hosts=True, change_weights=True, seed=kills)
+
+
+def test_tokenised_shards_survive_killed_processes_exactly(tmp_path):
+    found = killed_processes(5, tmp_path)
+    assert (found.skipped, found.repeated, found.kills) == (0, 0, 5)
+    assert found.ids > 2_000
+
+
+@pytest.mark.nightly
+def test_a_thousand_killed_processes_lose_nothing(tmp_path):
+    found = killed_processes(1_000, tmp_path)
     assert (found.skipped, found.repeated, found.kills) == (0, 0, 1_000)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kanawa_runtime.data import encoding, shards
+from kanawa_runtime.data import encoded, encoding, shards
 from kanawa_runtime.data.errors import CorpusError, ShardError
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.text_files import TextFiles
@@ -159,7 +159,10 @@ def test_rows_are_read_while_later_text_is_encoded(folder: Path, cache: Path, mo
     monkeypatch.setattr(encoding, "write_shard", held)
     growing = source(folder, shuffle_within="window", epochs=None)
     first = np.stack([np.concatenate([growing.row(i)[name] for name in FIELDS]) for i in range(10)])
-    assert len(written) <= 5, "the build waits, and ten rows are there"
+    row = growing.row(9)
+    covered = growing.target_bytes(row["target_ids"], row["loss_weights"])
+    assert len(written) <= 5, "the build waits, and ten rows are there, with what a step reports of them"
+    assert covered == (row["target_ids"][row["loss_weights"] > 0] < 256).sum()
     may_go_on.set()
     assert (first == whole[:10]).all()
     assert (np.concatenate([growing.row(len(whole) - 1)[name] for name in FIELDS]) == whole[-1]).all()
@@ -179,6 +182,29 @@ def test_what_ends_a_build_in_the_background_is_raised_by_rows(folder: Path, mon
     assert growing.digest
     with pytest.raises(ShardError, match=r"can't write .*No space left.*set KANAWA_CACHE to a folder"):
         growing.row(500)
+
+
+def test_a_process_that_encodes_starts_without_jax() -> None:
+    program = (
+        "import sys, kanawa_runtime.data.encoding, kanawa_runtime.data.tokenizers.huggingface;"
+        "sys.exit(','.join({'jax', 'kanawa.contracts'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_was_read_is_not_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = rows(source(folder))
+    held = source(folder)
+    released: list[Path] = []
+    release = shards.Shard.release
+    monkeypatch.setattr(encoded, "_MOST_MAPPED", 50)
+    monkeypatch.setattr(shards.Shard, "release", lambda shard: released.append(shard.path) or release(shard))
+    first = held.encoded.example(0).ids
+    before = first.copy()
+    assert (rows(held) == good).all()
+    assert len(released) > 2 * len(held.encoded.heads), "more often than shards are checked"
+    assert (first == before).all()
 
 
 def test_shuffling_in_windows_sees_every_document_once_an_epoch(folder: Path) -> None:

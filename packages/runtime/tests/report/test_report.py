@@ -191,6 +191,34 @@ def test_the_reward_of_a_run_that_learns_from_one_is_shown_first(tmp_path: Path)
     assert run_figures([run])[0]["reward"] == pytest.approx(3.05)
 
 
+def test_the_section_about_data_shows_counts_what_was_left_out_and_waits(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    read = {"documents": 9_000, "unreadable_rows": 2, "reasons": ["web.jsonl:3: not <JSON>"]}
+    events: list[dict[str, object]] = [
+        {"event": "data", "web": read, "code": {"documents": 1_234, "tokens": 5_000_000}},
+        {"event": "attempt_opened", "time": 1.0, "process_started": 0.0, "processes": 1},
+        # The wait for the first batch is no wait of a step.
+        {"event": "time_spent", "time": 5.0, "sections": {"data": 3.0, "step": 1.0}, "steps": 2, "step": 2},
+        {"event": "time_spent", "time": 9.0, "sections": {"data": 0.04, "step": 3.96}, "steps": 8, "step": 10},
+    ]
+    (run / "events.jsonl").write_text("".join(json.dumps({"attempt": 1, **event}) + "\n" for event in events))
+    page = _page([run], tmp_path / "report.html")
+    section = re.search(r"<section><h2>Data</h2>.*?</section>", page, flags=re.DOTALL)
+    assert section
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", section[0])]
+    assert rows == [
+        ["source", "documents", "unreadable rows", "tokens"],
+        ["web", "9,000", "2", ""],
+        ["code", "1,234", "", "5,000,000"],
+    ]
+    assert "<li>web.jsonl:3: not &lt;JSON&gt;</li>" in section[0]
+    assert "Waiting for data took 1.00% of the time of steps, 5 ms a step." in section[0]
+    figures = run_figures([run])[0]
+    assert figures["data_wait_share"] == pytest.approx(0.01)
+    assert figures["data_wait_seconds_per_step"] == pytest.approx(0.005)
+
+
 def test_names_tell_runs_apart(tmp_path: Path) -> None:
     runs = [load_run(tmp_path / part) for part in ("x/seed/run", "y/seed/run")]
     assert distinct_names(runs) == ["x/seed/run", "y/seed/run"]

@@ -141,10 +141,11 @@ def _on_tasks(args: argparse.Namespace) -> int:
         write(json.dumps(runs[0] if len(runs) == 1 else compared))
         return 0
     write_table(*_table(results))
-    for result in results[args.run_directories[0]]:
-        if result.truncated:
-            where = f"{result.truncated} requests of {result.task} are longer than the model takes"
-            write_message(f"{where}: their oldest tokens were cut off")
+    for directory, each in results.items():
+        for result in each:
+            if result.truncated:
+                where = f"{result.truncated} requests of {result.task} are longer than {directory} takes"
+                write_message(f"{where}: their oldest tokens were cut off")
     if apart:
         write("")
         rows = [

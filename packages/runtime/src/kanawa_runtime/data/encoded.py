@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: Reads after which the memory that shards are mapped to is released; each maps some 64 kB.
+_MOST_MAPPED = 256
 #: Part of every key: raise it when the same inputs would give other entries.
 _TOKENIZER_VERSION = "2"
 _INDEX_VERSION = "3"
@@ -67,8 +69,11 @@ class EncodedDocuments:
         self._shards: list[Shard] = []
         #: How many examples there are up to and including each shard.
         self._ends: list[int] = []
+        self._text_bytes = self._spelled_bytes = 0
         self._grown = threading.Condition()
         self._repairing = threading.Lock()
+        #: The shards that pieces were read from lately.
+        self._mapped: list[Shard] = []
         self._complete = False
         self._failure: BaseException | None = None
         heads = self._indexed()
@@ -122,6 +127,8 @@ class EncodedDocuments:
         with self._grown:
             self._shards.append(Shard(self._folder, head))
             self._ends.append(head.examples + (self._ends[-1] if self._ends else 0))
+            self._text_bytes += head.text_bytes
+            self._spelled_bytes += head.spelled_bytes
             self._grown.notify_all()
 
     def _wait(self, examples: int | None) -> None:
@@ -147,14 +154,15 @@ class EncodedDocuments:
         return [shard.head for shard in self._shards]
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of all texts, as they were before encoding; 0 where examples aren't plain text."""
-        return sum(head.text_bytes for head in self.heads)
+    def bytes_a_token_byte(self) -> float:
+        """Bytes of text for each byte that its tokens stand for: 1 unless the tokenizer changes the text.
 
-    @property
-    def spelled_bytes(self) -> int:
-        """Bytes that all ids stand for."""
-        return sum(head.spelled_bytes for head in self.heads)
+        Some put a space in front or normalise. Over a whole split the sum is then exact, as is nats per byte; while the
+        split is being encoded, the ratio is that of the shards that are there.
+        """
+        self._wait(1)
+        with self._grown:
+            return self._text_bytes / self._spelled_bytes if self._spelled_bytes else 1.0
 
     @functools.cached_property
     def num_predictions(self) -> np.ndarray:
@@ -186,7 +194,7 @@ class EncodedDocuments:
         number, local = self._place(example)
 
         def cut(shard: Shard) -> Example:
-            begin, end = (int(offset) for offset in shard.offsets[local : local + 2])
+            begin, end = shard.offsets[local : local + 2].tolist()
             here = slice(begin + start, end if stop is None else begin + stop)
             return Example(shard.ids[here], None if shard.weights is None else shard.weights[here])
 
@@ -206,6 +214,11 @@ class EncodedDocuments:
     def _read(self, number: int, read: Callable[[Shard], T]) -> T:
         """Returns what `read` takes from a shard, which is made again where its file is damaged or gone."""
         shard = self._shards[number]
+        self._mapped.append(shard)
+        if len(self._mapped) >= _MOST_MAPPED:
+            mapped, self._mapped = self._mapped, []
+            for each in set(mapped):
+                each.release()
         try:
             return read(shard)
         except ShardError as error:

@@ -3,6 +3,7 @@
 The state of the data is one number: the first row.
 """
 
+import functools
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ class GrainLoader(Loader):
         row = self.source.row(index)
         for name, field in fields.items():
             array = row.get(name)
-            if field is None or (array is not None and (array.shape, str(array.dtype)) == (field.shape, field.dtype)):
+            if field is None or (array is not None and (array.shape, _name(array.dtype)) == (field.shape, field.dtype)):
                 continue
             given = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
             message = (
@@ -95,6 +96,12 @@ class GrainLoader(Loader):
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
+
+
+# NumPy takes microseconds to spell a type.
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
 
 
 class _Steps:

@@ -123,6 +123,10 @@ class PackedSource(DataSource):
             epochs=cfg.epochs,
         )
 
+    @functools.cached_property
+    def _places(self) -> np.ndarray:
+        return np.arange(self.config.sequence_length, dtype=np.int32)
+
     @property
     def num_rows(self) -> int | None:
         """Rows in all epochs; None when they repeat for ever."""
@@ -146,12 +150,12 @@ class PackedSource(DataSource):
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns row `index`; see `DataSource.row`."""
         row = empty_row(self.config.sequence_length, self.tokenizer.pad_id)
-        separate = self._packing.config.separate_documents
+        separate, places = self._packing.config.separate_documents, self._places
         filled = 0
         for number, piece in enumerate(self.pieces(index), 1):
             here = slice(filled, filled + piece.length)
             self._write(row, piece, here)
-            row["positions"][here] = np.arange(piece.length) if separate else np.arange(here.start, here.stop)
+            row["positions"][here] = places[: piece.length] if separate else places[here]
             row["segment_ids"][here] = number if separate else 1
             filled = here.stop
         return row

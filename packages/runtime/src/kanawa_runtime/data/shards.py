@@ -28,6 +28,8 @@ _ALIGNMENT = 64
 #: Ids whose bytes are counted in one go.
 _PART_TOKENS = 1 << 20
 _DIGEST_BYTES = 32
+#: Bytes that are in memory at once while a digest is checked.
+_CHECKED_BYTES = 1 << 22
 
 
 class Example(NamedTuple):
@@ -162,13 +164,25 @@ class Shard:
         self.path = shard_path(folder, head.key)
 
     @functools.cached_property
-    def _bytes(self) -> memoryview:
+    def _mapped(self) -> mmap.mmap:
         try:
             with self.path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             message = f"can't read {self.path}: {error}"
             raise ShardError(message) from error
+
+    def release(self) -> None:
+        """Gives back the memory of what was read; arrays stay valid, and are mapped again when they are read.
+
+        A process would otherwise hold a whole epoch: the system takes such memory back only where it is short.
+        """
+        if hasattr(mmap, "MADV_DONTNEED") and "_mapped" in vars(self):
+            self._mapped.madvise(mmap.MADV_DONTNEED)
+
+    @functools.cached_property
+    def _bytes(self) -> memoryview:
+        mapped = self._mapped
         line = len(_head_line(self.head))
         if len(mapped) != line + _values_bytes(self.head) + _DIGEST_BYTES:
             message = f"{self.path} has {len(mapped)} bytes, and isn't the shard that the index names"
@@ -176,7 +190,11 @@ class Shard:
         return memoryview(mapped)[line:-_DIGEST_BYTES]
 
     def _checked(self, part: memoryview, digest: str) -> memoryview:
-        if hashlib.sha256(part).hexdigest() != digest:
+        hasher = hashlib.sha256()
+        for begin in range(0, len(part), _CHECKED_BYTES):
+            hasher.update(part[begin : begin + _CHECKED_BYTES])
+            self.release()
+        if hasher.hexdigest() != digest:
             message = f"{self.path} is damaged: its content isn't what its digest says"
             raise ShardError(message)
         return part

@@ -106,13 +106,4 @@ class TextSource(PackedSource):
     def target_bytes(self, target_ids: np.ndarray, loss_weights: np.ndarray) -> float:
         """Returns the bytes of text that weighted targets stand for; end tokens stand for none."""
         lengths = self.tokenizer.byte_lengths[np.asarray(target_ids)]
-        return float(lengths[np.asarray(loss_weights) > 0].sum()) * self._bytes_a_token_byte
-
-    @functools.cached_property
-    def _bytes_a_token_byte(self) -> float:
-        """Bytes of the split's text for each byte its tokens stand for: 1 unless the tokenizer changes the text.
-
-        Some put a space in front or normalise. Over a whole split the sum is then exact, as is nats per byte.
-        """
-        spelled = self.encoded.spelled_bytes
-        return self.encoded.num_bytes / spelled if spelled else 1.0
+        return float(lengths[np.asarray(loss_weights) > 0].sum()) * self.encoded.bytes_a_token_byte

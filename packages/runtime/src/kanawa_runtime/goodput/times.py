@@ -42,6 +42,22 @@ def times(records: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, An
     return measured
 
 
+def waited_for_data(records: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """Returns the share of the time of steps in which the device waited for data, and those seconds a step.
+
+    The first second or so of each attempt doesn't count: it waits for the first batch. None for a shorter run. Raises
+    as `times` does.
+    """
+    waited = stepped = steps = 0.0
+    for attempt in attempts_of(records):
+        taken = [line for line in attempt.lines if int(line["steps"]) and "step" in line["seconds"]]
+        for line in taken[1:]:
+            waited += float(line["seconds"].get("data", 0.0))
+            stepped += float(line["seconds"]["step"])
+            steps += int(line["steps"])
+    return (waited / (waited + stepped), waited / steps) if steps and waited + stepped > 0 else None
+
+
 def _starts(attempts: Sequence[Attempt], typical: float) -> list[tuple[Attempt, float]]:
     # Two attempts can't overlap, whatever clocks say.
     ends = [0.0, *(attempt.last for attempt in attempts)]

@@ -1,9 +1,10 @@
-"""The report's section about what was read: documents and records, and those that were left out."""
+"""The report's section about what was read: documents and records, those that were left out, and waits for them."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from kanawa_runtime.report.goodput import figures
 from kanawa_runtime.report.parts import per_run, table
 from kanawa_runtime.report.run_data import RunData
 
@@ -11,8 +12,16 @@ _COUNTS = ("documents", "records", "skipped", "cut", "unreadable_rows", "unreada
 
 
 def data_read(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    """Returns a table of each run's sources: how much was read, and how much of it is not learned and why."""
-    return per_run("Data", runs, names, _sources)
+    """Returns a table of each run's sources: how much was read, how much of it is not learned and why, and waits."""
+    return per_run("Data", runs, names, lambda run: _sources(run) + _waits(run))
+
+
+def _waits(run: RunData) -> str:
+    known = figures(run)
+    share, seconds = known["data_wait_share"], known["data_wait_seconds_per_step"]
+    if share is None:
+        return ""
+    return f"<p>Waiting for data took {share:.2%} of the time of steps, {seconds * 1e3:.2g} ms a step.</p>"
 
 
 def _sources(run: RunData) -> str:

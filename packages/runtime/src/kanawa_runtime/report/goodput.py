@@ -6,7 +6,7 @@ from typing import Any
 
 from kanawa_runtime.goodput.account import Account, account
 from kanawa_runtime.goodput.timeline import Timeline, timeline
-from kanawa_runtime.goodput.times import times
+from kanawa_runtime.goodput.times import times, waited_for_data
 from kanawa_runtime.report.parts import per_run, table
 from kanawa_runtime.report.run_data import RunData
 from kanawa_runtime.train.screen import human_duration
@@ -39,12 +39,20 @@ def drawn(run: RunData) -> tuple[Account, Timeline] | None:
 
 
 def figures(run: RunData) -> dict[str, Any]:
-    """Returns what `report --json` has: the account, measured times, faults and recoveries; None without records."""
+    """Returns what `report --json` has: the account, measured times, faults, waits for data; None without records."""
     known = drawn(run)
     if known is None:
-        return {"goodput": None, "times": None, "faults": None}
+        names = ("goodput", "times", "faults", "data_wait_share", "data_wait_seconds_per_step")
+        return dict.fromkeys(names)
     marks = [{"seconds": m.seconds, "kind": m.kind, "attempt": m.attempt, "text": m.text} for m in known[1].marks]
-    return {"goodput": known[0].as_json(), "times": times(run.time_records, run.events), "faults": marks}
+    share, seconds = waited_for_data(run.time_records) or (None, None)
+    return {
+        "goodput": known[0].as_json(),
+        "times": times(run.time_records, run.events),
+        "faults": marks,
+        "data_wait_share": share,
+        "data_wait_seconds_per_step": seconds,
+    }
 
 
 def goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:

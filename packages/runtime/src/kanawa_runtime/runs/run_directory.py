@@ -33,6 +33,8 @@ from kanawa_runtime.storage.place import MARK, run_place, shown_place, stands_fo
 from kanawa_runtime.runs.environment_record import environment_record
 from kanawa_runtime.runs.events import EventLog, EventLogError, read_kinds
 from kanawa_runtime.runs.environment_record import launch_record
+from kanawa_runtime.runs.tokenizer_file import ORIGIN as ORIGIN
+from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +44,6 @@ FORMAT = 1
 #: Fields that say how a run learns: using its model needs neither the rewards nor the services that they name.
 OF_TRAINING = ("rollouts", "services", "gradients", "init_from")
 
-#: Where an imported run keeps what the folder it came from wants back.
-ORIGIN = "origin"
-#: The file's name in runs and in Hugging Face folders.
-TOKENIZER = "tokenizer.json"
 CONFIG, PLUGINS, CHECKPOINTS, REPORT = "config.json", "plugins.json", "checkpoints", "report.html"
 #: An attempt's last sign of life; batches left out of training.
 ALIVE, LEFT_OUT = "alive.json", "left_out.json"

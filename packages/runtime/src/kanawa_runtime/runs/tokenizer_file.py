@@ -11,9 +11,10 @@ from kanawa.config import Config, from_json, to_json
 from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_bytes, parsed_json
 
-from kanawa_runtime.runs.run_directory import ORIGIN
-from kanawa_runtime.runs.run_directory import TOKENIZER as TOKENIZER
-
+#: Where an imported run keeps what the folder it came from wants back.
+ORIGIN = "origin"
+#: The file's name in runs and in Hugging Face folders.
+TOKENIZER = "tokenizer.json"
 #: The files that belong to a Hugging Face folder's.
 GENERATION = "generation_config.json"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", GENERATION)

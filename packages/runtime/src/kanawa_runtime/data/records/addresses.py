@@ -1,6 +1,7 @@
 """Files by path or by address (`s3://…`, through fsspec): opened, decompressed while read, listed, fingerprinted."""
 
 import contextlib
+import functools
 import gzip
 import io
 import re
@@ -33,6 +34,8 @@ def is_address(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
+# Asked of every record.
+@functools.lru_cache(maxsize=256)
 def suffix_of(name: str) -> str:
     """Returns the lower-case suffix that says what a file holds: `.jsonl` of `a.jsonl.gz`."""
     path = Path(name.lower())

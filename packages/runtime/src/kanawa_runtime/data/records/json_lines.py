@@ -12,11 +12,12 @@ def json_rows(stream: BinaryIO, address: str) -> Iterator[Row]:
     for number, line in text_lines(stream, address):
         if not line.strip():
             continue
-        problem = not_utf8(line)
-        if problem:
-            yield Row(number, {}, problem)
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            yield Row(number, {}, not_utf8(line))
             continue
-        yield _parsed(number, line.decode())
+        yield _parsed(number, text)
 
 
 def _parsed(number: int, line: str) -> Row:
