@@ -11,9 +11,11 @@ from kanawa.contracts import (
     BATCH_AXES,
     ENCODER_DECODER_BATCH_AXES,
     IMAGE_BATCH_AXES,
+    SPEECH_BATCH_AXES,
     Batch,
     EncoderDecoderBatch,
     ImageBatch,
+    SpeechBatch,
 )
 
 
@@ -36,6 +38,7 @@ def test_tokens_become_inputs_and_the_targets_one_later(rows, length, seed):
         (Batch, BATCH_AXES),
         (EncoderDecoderBatch, ENCODER_DECODER_BATCH_AXES),
         (ImageBatch, IMAGE_BATCH_AXES),
+        (SpeechBatch, SPEECH_BATCH_AXES),
     ],
 )
 def test_every_field_has_axes_of_the_legend(record, axes):

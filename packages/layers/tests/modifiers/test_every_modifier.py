@@ -15,7 +15,7 @@ import kanawa as kn
 import pytest
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.modifiers import configured, parse_modifier
-from kanawa.contracts import Batch, EncoderDecoderBatch, ImageBatch
+from kanawa.contracts import Batch, EncoderDecoderBatch, ImageBatch, SpeechBatch
 from kanawa.errors import ConfigError, KanawaError
 from kanawa.plugins import host
 from kanawa_layers.convert.families import model_config
@@ -60,7 +60,7 @@ BEFORE = dict.fromkeys(("cispo", "dapo", "gspo"), "policy-loss")
 ALREADY = {
     "sinks": {"gpt_oss"},
     "moe-loss-free": {"deepseek_v3", "deepseek_v32", "glm4_moe"},
-    "no-positions": {"bert", "gpt2", "vit"},
+    "no-positions": {"bert", "gpt2", "vit", "whisper"},
 }
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 NAMES = sorted(s.name for s in host().components("modifiers") if s.distribution == "kanawa-layers")
@@ -81,6 +81,10 @@ def batch_of(cfg):
     if kind is ImageBatch:
         side = math.isqrt(cfg.encoder.positions.max_length - 1) * cfg.encoder.patches.patch_size
         return ImageBatch(jnp.ones((2, side, side, 3), jnp.uint8), jnp.ones(2, jnp.int32), jnp.ones(2))
+    if kind is SpeechBatch:
+        return SpeechBatch(
+            jnp.ones((2, 1600)), jnp.full(2, 1600, jnp.int32), jnp.ones((2, 3), jnp.int32), jnp.ones((2, 3))
+        )
     if kind is EncoderDecoderBatch:
         return EncoderDecoderBatch(ints, ints, ints, ints, ints, ints, ints, ones)
     return Batch(ints, ints, ints, ints, ones)

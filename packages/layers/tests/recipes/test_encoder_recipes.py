@@ -1,4 +1,4 @@
-"""Encoders, encoder-decoders and vision transformers have their published sizes."""
+"""Encoders, encoder-decoders, vision transformers and Whisper have their published sizes."""
 
 import kanawa as kn
 import pytest
@@ -15,6 +15,12 @@ PUBLISHED = {
     "t5-v1.1-base": 247_577_856,
     "vit-b-16": 86_567_656,
     "vit-l-16": 304_326_632,
+    # Without the encoder's positions, which are stored and not trained.
+    "whisper-tiny": 37_760_640 - 1500 * 384,
+    "whisper-base": 72_593_920 - 1500 * 512,
+    "whisper-small": 241_734_912 - 1500 * 768,
+    "whisper-medium": 763_857_920 - 1500 * 1024,
+    "whisper-large-v3": 1_543_490_560 - 1500 * 1280,
 }
 
 

@@ -6,12 +6,14 @@ from kanawa.contracts.batch import BATCH_AXES as BATCH_AXES
 from kanawa.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES
 from kanawa.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
 from kanawa.contracts.batch import SOURCE_LOSS as SOURCE_LOSS
+from kanawa.contracts.batch import SPEECH_BATCH_AXES as SPEECH_BATCH_AXES
 from kanawa.contracts.batch import Batch as Batch
 from kanawa.contracts.batch import DrawnTargets as DrawnTargets
 from kanawa.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch
 from kanawa.contracts.batch import ImageBatch as ImageBatch
 from kanawa.contracts.batch import PreferenceBatch as PreferenceBatch
 from kanawa.contracts.batch import RolloutBatch as RolloutBatch
+from kanawa.contracts.batch import SpeechBatch as SpeechBatch
 from kanawa.contracts.checkpointer import Checkpointer as Checkpointer
 from kanawa.contracts.checkpointer import CheckpointError as CheckpointError
 from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveError

@@ -117,5 +117,19 @@ class ImageBatch(NamedTuple):
     loss_weights: Float[Array, " batch"]
 
 
+class SpeechBatch(NamedTuple):
+    """Speech, one channel from -1 to 1 at the source's rate, with the ids of what was said; no samples are padding.
+
+    Samples past `audio_lengths` are padding, too. `loss_weights` are 1 for a row's targets, which come first, and 0
+    past them. Ids don't hold what a model adds to them: blanks, a prompt, an end.
+    """
+
+    audio: Float[Array, "batch samples"]
+    audio_lengths: Int[Array, " batch"]
+    target_ids: Int[Array, "batch target_length"]
+    loss_weights: Float[Array, "batch target_length"]
+
+
 ENCODER_DECODER_BATCH_AXES: Any = EncoderDecoderBatch._make([("batch", "length")] * 8)
 IMAGE_BATCH_AXES: Any = ImageBatch._make([("batch", None, None, None), ("batch",), ("batch",)])
+SPEECH_BATCH_AXES: Any = SpeechBatch._make([("batch", None), ("batch",), ("batch", "length"), ("batch", "length")])

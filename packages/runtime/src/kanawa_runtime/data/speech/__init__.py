@@ -1,0 +1,1 @@
+"""Sound with transcripts, as rows for models of speech."""
