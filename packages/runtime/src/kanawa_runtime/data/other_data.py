@@ -7,7 +7,7 @@ from typing import Any
 
 from kanawa.composition.modifiers import parse_modifier
 from kanawa.config import Config, apply_override
-from kanawa.contracts import DataSource, MaskedLM
+from kanawa.contracts import Batch, DataSource, MaskedLM, Model
 from kanawa.errors import ConfigError, KanawaError, UsageError, did_you_mean
 from kanawa.plugins import component, host
 
@@ -101,10 +101,44 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
         unknown = [part.text for part in parts if not names_files(part.text)]
         if unknown:
             raise UsageError(_unknown(text if len(unknown) == len(parts) else unknown[0]))
-        data = _with_corpus(_text_of(experiment), own_corpus(*(part.text for part in parts)))
+        data = _other_rows(experiment, parts) or _with_corpus(
+            _text_of(experiment), own_corpus(*(part.text for part in parts))
+        )
     if tokenizer_file is not None:
         data.set_tokenizer_file(str(tokenizer_file.resolve()))
-    return experiment.clone().set(data=data)
+    return _fitted(experiment.clone().set(data=data))
+
+
+def _other_rows(experiment: Any, parts: Sequence[Part]) -> DataSource.Config | None:
+    """Returns what a source of the records that the model learns from makes of files; None where they are tokens'.
+
+    The experiment's own source is asked first, then those of the catalog.
+    """
+    model = experiment.model
+    kind: Any = model._target
+    wanted = kind.batch_of(model) if isinstance(kind, type) and issubclass(kind, Model) else Batch
+    if wanted is Batch:
+        return None
+    own = [type(experiment.data)] if isinstance(experiment.data, DataSource.Config) else []
+    named = (component("data", state.key).Config for state in host().components("data") if state.state.usable)
+    asked = [config for config in (*own, *named) if config._target.batch is wanted]
+    if asked and len(parts) > 1:
+        message = f"--data names {len(parts)} places; rows of {wanted.__name__} come from one folder or pattern"
+        raise UsageError(message)
+    made = (config.of_files(parts[0].text, experiment) for config in asked)
+    return next((config for config in made if config is not None), None)
+
+
+def _fitted(experiment: Any) -> Config:
+    """Returns the experiment with as many classes in its model as the data have, by their names."""
+    model = experiment.model
+    names = experiment.data.build().class_names if "num_classes" in model.fields() else ()
+    if names:
+        model.set(num_classes=len(names))
+        if "class_names" in model.fields():
+            model.set(class_names=names)
+    result: Config = experiment
+    return result
 
 
 def _mixture(experiment: Config, parts: Sequence[Part]) -> DataSource.Config:

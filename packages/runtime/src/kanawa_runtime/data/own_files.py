@@ -127,14 +127,20 @@ def own_corpus(*texts: str) -> Corpus.Config:
     return first.set(files=files, root=root)
 
 
-def _one_corpus(text: str) -> FileCorpus.Config:
+def address_and_options(text: str) -> tuple[str, dict[str, str]]:
+    """Returns the address of `ADDRESS:field=value,…` and its options; raises UsageError for no local path."""
     match = None if _there(text) else _OPTIONS.fullmatch(text)
     address = match["address"] if match else text
     options = dict(option.partition("=")[::2] for option in match["options"].split(",")) if match else {}
     if not is_address(address):
         local_path(address, "--data")
+    return address, options
+
+
+def _one_corpus(text: str) -> FileCorpus.Config:
+    address, options = address_and_options(text)
     kind = _kind(address, options.get("split", "train"))
-    folder, glob = _placed(address)
+    folder, glob = placed(address)
     corpus = kind.Config(files=(glob,), root=folder)
     for name, value in options.items():
         try:
@@ -162,7 +168,7 @@ def _kind(address: str, dataset_split: str) -> type[JsonLines | RecordTexts | Te
     return JsonLines if all(suffix_of(file.name) in JSON_LINES for file in records) else RecordTexts
 
 
-def _placed(address: str) -> tuple[str, str]:
+def placed(address: str) -> tuple[str, str]:
     """Returns (root, pattern below it) of an address or a local path."""
     if not is_address(address):
         folder, glob = (address, "**/*") if Path(address).is_dir() else split_pattern(address)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kanawa.composition.blame import BuildError, blamed
-from kanawa.contracts import CausalLM, DataSource, MaskedLM, Model
+from kanawa.contracts import Batch, CausalLM, DataSource, MaskedLM, Model
 from kanawa.errors import KanawaError
 
 from kanawa_runtime.data.masked import MaskedTokens
@@ -24,6 +24,8 @@ def data_problems(config: Any) -> list[str]:
         return []
     said = (_record(config, kind), _hiding(config, kind), _question(config))
     problems = [sentence for sentence in said if sentence]
+    if not problems and kind.batch_of(config.model) is not Batch:
+        problems = _other_rows(config, kind)
     if problems or not issubclass(kind, CausalLM | MaskedLM):
         return problems
     try:
@@ -47,6 +49,29 @@ def _record(config: Any, kind: type[Model]) -> str:
         f"model: {kind.__qualname__} learns from records of {wanted.__name__}{found}; name a source of those with "
         "--data. docs/your-own/experiment.md shows how to write one"
     )
+
+
+def _other_rows(config: Any, kind: type[Model]) -> list[str]:
+    """Returns what of rows that aren't of tokens doesn't fit the model: shapes, and classes."""
+    source, model = config.data.build(), config.model
+    problems = []
+    for name, shape in kind.row_shapes(model).items():
+        field = source.fields.get(name)
+        if field is not None and field.shape != shape:
+            message = f"data: rows have {name} of {list(field.shape)}, and the model takes {list(shape)}; change one"
+            problems.append(message)
+    names, count = source.class_names, model.num_classes if "num_classes" in model.fields() else None
+    own = model.class_names if "class_names" in model.fields() else ()
+    if count is not None and len(names) > count:
+        problems.append(f"data has {len(names)} classes, but model.num_classes is {count}; set it to {len(names)}")
+    elif names and own and names != own:
+        at = next((i for i, (ours, theirs) in enumerate(zip(own, names, strict=False)) if ours != theirs), len(names))
+        theirs = names[at] if at < len(names) else "none"
+        problems.append(
+            f"class {at} is {own[at]!r} of the model and {theirs!r} of the data: set data.class_names to the model's "
+            "names, or train a new head on --data"
+        )
+    return problems
 
 
 def _question(config: Any) -> str:

@@ -8,7 +8,17 @@ from kanawa_runtime.report.goodput import figures
 from kanawa_runtime.report.parts import per_run, table
 from kanawa_runtime.report.run_data import RunData
 
-_COUNTS = ("documents", "records", "skipped", "cut", "unreadable_rows", "unreadable_files", "tokens")
+_COUNTS = (
+    "documents",
+    "records",
+    "pictures",
+    "classes",
+    "skipped",
+    "cut",
+    "unreadable_rows",
+    "unreadable_files",
+    "tokens",
+)
 
 
 def data_read(runs: Sequence[RunData], names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,11 @@ class RunData:
         least = min((tokens[step] for step, _ in points if step in tokens), default=None)
         partial = [(step, value) for step, value in points if tokens.get(step) == least]
         return partial, [(step, value) for step, value in points if tokens.get(step) != least]
+
+    @property
+    def unit(self) -> str:
+        """What the run learns from, and speeds count: tokens, or such as images."""
+        return str(next(iter(self.steps.values()), {}).get("unit", "tokens"))
 
     def metric_names(self) -> list[str]:
         """Returns the names of all metrics that steps recorded."""
@@ -147,3 +152,9 @@ def _continues(before: dict[str, Any], record: dict[str, Any]) -> bool:
         and isinstance(before.get("clock"), int | float)
         and isinstance(record.get("clock"), int | float)
     )
+
+
+def unit_of(runs: Sequence[RunData]) -> str:
+    """Returns what the runs learn from, in the plural: "tokens" where they differ."""
+    units = {run.unit for run in runs}
+    return units.pop() if len(units) == 1 else "tokens"

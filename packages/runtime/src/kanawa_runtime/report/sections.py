@@ -11,7 +11,7 @@ from kanawa_runtime.report.goodput import drawn
 from kanawa_runtime.report.parts import card, figure, large, per_run, section, table, tile
 from kanawa_runtime.report.plot import HALF
 from kanawa_runtime.report.resources import model_flops_utilization, utilization_text
-from kanawa_runtime.report.run_data import RunData, field_value
+from kanawa_runtime.report.run_data import RunData, field_value, unit_of
 from kanawa_runtime.serve.growing_text import visible
 from kanawa_runtime.train.screen import human_count, human_duration
 
@@ -44,7 +44,9 @@ def facts(run: RunData) -> dict[str, str]:
     bad = [step for step, loss in run.curve("loss") if not math.isfinite(loss)]
     if bad:
         figures["steps with a non-finite loss"] = f"{len(bad)}, first {bad[0]:.0f}"
-    for field, label in (("loss", "evaluation loss"), ("nats_per_byte", "evaluation nats a byte")):
+    measured = (("loss", "evaluation loss"), ("nats_per_byte", "evaluation nats a byte"))
+    own = tuple((f"metrics.{name}", f"evaluation {name}") for name in run.last("eval").get("metrics", ()))
+    for field, label in (*measured, *own):
         partial, whole = run.evaluations(field)
         if partial or whole:
             over = ", all held-out data" if whole else ""
@@ -54,13 +56,13 @@ def facts(run: RunData) -> dict[str, str]:
         figures["parameters"] = large(count)
     rates = [rate for _, rate in run.throughput()]
     if rates:
-        figures["tokens a second (median)"] = human_count(statistics.median(rates))
+        figures[f"{run.unit} a second (median)"] = human_count(statistics.median(rates))
     share = model_flops_utilization(run)
     if share is not None:
         figures["MFU"] = utilization_text(share)
     tokens = sum(value for _, value in run.curve("tokens"))
     if tokens:
-        figures["tokens seen"] = human_count(tokens)
+        figures[f"{run.unit} seen"] = human_count(tokens)
     known = drawn(run)
     if known is not None:
         figures["time"] = human_duration(known[0].wall_seconds)
@@ -88,7 +90,10 @@ def losses(runs: Runs, names: Names) -> str:
     """The reward of a run that learns from one; loss a token, and a byte where the data are text."""
     rewards = [run.curve("reward") for run in runs]
     reward = figure("Mean reward of the rollouts", plain_series(rewards, names, smooth=True), y_label="reward")
-    loss = figure("Loss a token", loss_series(runs, names), y_label="nats a token", allow_log=True)
+    of = " a token" if unit_of(runs) == "tokens" else ""
+    loss = figure(f"Loss{of}", loss_series(runs, names), y_label=f"nats{of}", allow_log=True)
+    for name in dict.fromkeys(name for run in runs for name in run.last("eval").get("metrics", ())):
+        loss += figure(name.capitalize(), loss_series(runs, names, f"metrics.{name}"), y_label=name)
     per_byte = figure(
         "Loss a byte",
         loss_series(runs, names, "nats_per_byte"),
@@ -119,8 +124,9 @@ def _by_source(runs: Runs, names: Names) -> str:
 
 def speed(runs: Runs, names: Names) -> str:
     """Throughput, step time, memory."""
+    unit = unit_of(runs)
     quantities = (
-        ("Tokens a second", "tokens a second", [run.throughput() for run in runs]),
+        (f"{unit.capitalize()} a second", f"{unit} a second", [run.throughput() for run in runs]),
         ("Step time", "seconds", [run.step_seconds() for run in runs]),
         ("Memory a device", "GiB", [memory_curve(run) for run in runs]),
     )

@@ -187,6 +187,11 @@ def weight_of(batch: Any) -> float:
     return float(len(jax.tree.leaves(batch)[0]) if weights is None else np.sum(weights))
 
 
+def unit_of(source: DataSource) -> dict[str, str]:
+    """Returns {"unit": what `tokens` of a record count}; {} of tokens."""
+    return {} if source.unit == DataSource.unit else {"unit": source.unit}
+
+
 def bytes_of(source: DataSource, batch: Any) -> float | None:
     """Returns the bytes of text that a host's part of a batch asks for; None where that means nothing."""
     if not isinstance(batch, Batch | RolloutBatch):

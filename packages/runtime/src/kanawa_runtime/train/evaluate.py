@@ -14,7 +14,7 @@ from kanawa.kernels import KernelChoice
 from kanawa.plugins import component
 
 from kanawa_runtime.data.trigram import ByteTrigram
-from kanawa_runtime.train.batches import bytes_of, global_batch, local_rows
+from kanawa_runtime.train.batches import bytes_of, global_batch, local_rows, unit_of
 
 
 class Evaluator:
@@ -44,6 +44,8 @@ class Evaluator:
         self, params: Any, state: Any, limit: int | None = None, until: Callable[[], bool] = lambda: False
     ) -> dict[str, Any] | None:
         """Returns `loss` in nats a token, `tokens`, `sequence_length`, for text `nats_per_byte`, of `limit` batches.
+
+        Of other records a token is a row, or what its weights count, the `unit`; `metrics` are the model's own means.
 
         Those of the named sets are `sets`, {"name/loss": 2.3}; without held-out data the first of them stands for it.
         Ends early once `until()` holds after a batch. None where there is nothing to evaluate on.
@@ -100,6 +102,10 @@ class Evaluator:
         if "input_ids" in source.fields:
             record["sequence_length"] = source.config.sequence_length
         record |= report.by_source(source.source_names, total)
+        means = report.own_means(total)
+        if means:
+            record["metrics"] = means
+        record |= unit_of(source)
         num_bytes = summed_over_hosts(num_bytes)
         if num_bytes:
             record["nats_per_byte"] = nats / num_bytes

@@ -52,7 +52,7 @@ class Pace:
             return []
         rate = float(record.get("tokens", 0)) / max(self._seconds, 1e-9)
         left = max(0, self.total - self.done) * self._seconds
-        return [f"{human_count(rate)} tokens/s", f"{human_duration(left)} left"]
+        return [f"{human_count(rate)} {record.get('unit', 'tokens')}/s", f"{human_duration(left)} left"]
 
 
 def losses(record: Mapping[str, Any]) -> list[str]:
@@ -64,6 +64,10 @@ def losses(record: Mapping[str, Any]) -> list[str]:
         texts.append(f"{float(record['nats_per_byte']):.4f} nats/byte")
     if "sequence_length" in record:
         texts.append(f"over {float(record['tokens']):,.0f} tokens in rows of {record['sequence_length']}")
+    elif "unit" in record and record.get("event") == "eval":
+        texts.append(f"over {float(record['tokens']):,.0f} {record['unit']}")
+    if record.get("event") == "eval":
+        texts += [f"{name} {float(value):.4f}" for name, value in record.get("metrics", {}).items()]
     texts += [f"{name} {float(value):.4f}" for name, value in record.get("sets", {}).items() if name.endswith("/loss")]
     tasks = record.get("tasks", {}).items()
     texts += [f"{name} {float(value):.4f}" for name, value in tasks if not name.endswith("_stderr")]

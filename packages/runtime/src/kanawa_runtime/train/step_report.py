@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from kanawa.contracts import SOURCE_LOSS
-from kanawa.module import Last, Loss, Metric, Outputs
+from kanawa.module import Last, Loss, Mean, Metric, Outputs
 
 from kanawa_runtime.runs.imported import LARGEST_PARAMETER
 
@@ -136,6 +136,11 @@ class StepReport:
             ratio = kind is Loss or count > 1
             numbers[name] = float(part[0] / part[1]) if ratio and part[1] else float(part[0])
         return numbers
+
+    def own_means(self, values: np.ndarray) -> dict[str, float]:
+        """Returns the means that the model itself recorded, not its layers, such as an accuracy."""
+        means = {name for name, kind, _ in self.layout if kind is Mean and "." not in name}
+        return {name: number for name, number in self.read(values).items() if name in means}
 
     def by_source(self, names: Sequence[str], values: np.ndarray | None = None) -> dict[str, dict[str, float]]:
         """Returns the loss and the tokens of each source that gave any, by name: {} of a step without a mixture."""

@@ -29,6 +29,7 @@ from kanawa_runtime.train.batches import (
     global_batch,
     local_rows,
     read_left_out,
+    unit_of,
     weight_of,
     write_left_out,
 )
@@ -258,6 +259,7 @@ class Stepper:
             "loss": loss,
             "tokens": tokens,
             "seconds": seconds,
+            **unit_of(self._source),
             **pending.report.by_source(self._source.source_names),
             **{name: value for name, value in pending.figures.items() if name != "completions"},
         }

@@ -10,6 +10,7 @@ from kanawa.cli.output import write, write_json
 from kanawa.contracts import DataSource
 from kanawa.errors import UsageError
 
+from kanawa_runtime.commands.data.arrays import holds_tokens, inspect_arrays
 from kanawa_runtime.data.inspection import Figures, Part, Row, figures, histogram, inspected_row
 from kanawa_runtime.process import prepare_process
 
@@ -26,12 +27,17 @@ def inspect(args: argparse.Namespace) -> int:
         message = f"--from {args.first}: the data have rows 0 to {end - 1}"
         raise UsageError(message)
     last = args.first + args.rows
-    rows = [inspected_row(source, index) for index in range(args.first, last if end is None else min(last, end))]
+    wanted = range(args.first, last if end is None else min(last, end))
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    if not holds_tokens(source):
+        return inspect_arrays(
+            source, wanted, args.sample, experiment=args.experiment, as_json=args.json, coloured=coloured
+        )
+    rows = [inspected_row(source, index) for index in wanted]
     found = figures(source, args.sample)
     if args.json:
         write_json({"experiment": args.experiment, "rows": [_as_json(row) for row in rows], **_keyed(found)})
         return 0
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for row in rows:
         _write_row(row, coloured=coloured)
     _write_figures(found, source)

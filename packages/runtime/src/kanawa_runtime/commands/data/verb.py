@@ -19,6 +19,7 @@ def command() -> Command:
             "kanawa data inspect quickstart --data 'mytext/**/*.txt' --rows 3 --from 100\n"
             "kanawa data inspect downloads/Llama-3.2-1B --data chat.jsonl --modify sft\n"
             "kanawa data inspect quickstart --held-out --json\n"
+            "kanawa data inspect vit-tiny --data pictures/ --modify random-crop\n"
             "kanawa data reference downloads/Llama-3.2-1B --data pairs.jsonl --modify dpo --out known.jsonl"
         ),
     )
@@ -29,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     inspect = actions.add_parser(
         "inspect",
-        help="rows decoded, masked tokens, segments, packing efficiency, shares of sources, duplicates, lengths",
+        help="rows decoded, masked tokens or pictures, packing efficiency, shares of sources, duplicates, lengths",
         description="Shows rows as the model gets them, and figures over a sample of rows. Masked tokens are dim, or "
         "stand in [[…]] where there are no colours; nothing is trained.",
     )

@@ -1,0 +1,1 @@
+"""Pictures: found, decoded, augmented and put in rows."""

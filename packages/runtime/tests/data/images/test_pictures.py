@@ -1,0 +1,85 @@
+"""Rows of pictures: exact, each once an epoch, augmented by the seed and the row alone, held-out ones never."""
+
+import numpy as np
+import pytest
+from kanawa.testing.data_source import DataSourceConformance
+from kanawa_runtime.data.images.augment import ColorJitter, Extent, Flip, RandomCrop
+from kanawa_runtime.data.images.drawn import DrawnShapes, drawn
+from kanawa_runtime.data.images.draws import Draws
+from kanawa_runtime.data.images.files import ImageFiles
+from PIL import Image
+
+ALL = (RandomCrop.Config(), Flip.Config(), ColorJitter.Config())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pictures")
+    for number, shape in enumerate(["ring", "star"] * 15):
+        (root / shape).mkdir(exist_ok=True)
+        drawn(shape, 20, 24, Draws(number)).save(root / shape / f"{number:02d}.png")
+    return root
+
+
+def files(folder, **fields):
+    sizes = {"height": 16, "width": 16, "class_names": ("ring", "star")}
+    return ImageFiles.Config(files=("**/*",), root=str(folder), **sizes, **fields)
+
+
+class TestImageFiles(DataSourceConformance):
+    @pytest.fixture(autouse=True)
+    def _folder(self, folder):
+        self.folder = folder
+
+    def source(self):
+        return files(self.folder, augmentations=ALL, epochs=1).build()
+
+
+class TestDrawnShapes(DataSourceConformance):
+    def source(self):
+        return DrawnShapes.Config(augmentations=ALL, channels=1).build()
+
+
+def test_each_picture_comes_once_an_epoch_in_another_order(folder):
+    source = files(folder).build()
+    count = source.count
+    epochs = [[source.record(e * count + i)["name"] for i in range(count)] for e in (0, 1)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) and epochs[0] != epochs[1]
+    held_out = source.held_out()
+    names = [held_out.record(row)["name"] for row in range(held_out.num_rows)]
+    assert names and sorted(names + epochs[0]) == sorted(item.name for item in source.items)
+    assert source.held_out().digest != source.digest
+
+
+def test_augmentations_depend_on_the_row_and_held_out_pictures_are_the_files(folder):
+    plain, changed = (files(folder, augmentations=which).build() for which in ((), ALL))
+    rows = range(plain.count)
+    assert all((plain.row(r)["images"] != changed.row(r)["images"]).any() for r in rows)
+    assert any((changed.row(r)["images"] != changed.row(r + 10 * plain.count)["images"]).any() for r in rows)
+    other = files(folder, augmentations=ALL, seed=1).build()
+    assert other.digest != changed.digest
+    held_out = changed.held_out()
+    row, place = held_out.row(0), held_out.record(0)
+    middle = Image.open(place["address"]).resize(
+        (16, 16), Image.Resampling.BICUBIC, box=(2, 0, 22, 20), reducing_gap=2.0
+    )
+    np.testing.assert_array_equal(row["images"], np.asarray(middle))
+    assert held_out.shown(row).text == place["label"] == held_out.class_names[row["target_ids"]]
+
+
+def test_random_numbers_are_the_same_everywhere():
+    draws = Draws(0, 1, 2)
+    assert [draws.uniform(), draws.below(1000)] == [0.1973699239902641, 105]
+    assert abs(np.mean([draws.uniform() for _ in range(1000)]) - 0.5) < 0.05
+    mirrored = Flip.Config(probability=0.999).build()(Image.fromarray(np.eye(4, dtype=np.uint8)), None, draws)
+    np.testing.assert_array_equal(np.asarray(mirrored), np.eye(4)[:, ::-1])
+
+
+def test_random_crops_lie_inside_and_have_the_asked_area():
+    picture = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (100, 1)))
+    crop = RandomCrop.Config(scale=0.25, stretch=1.0).build()
+    for key in range(20):
+        pixels = np.asarray(crop(picture, Extent(10, 10), Draws(key))).astype(int)
+        assert pixels.shape == (10, 10)
+        # A square of 25 to 100 % of the area, at most as high as the picture: 70 to 100 pixels across.
+        assert 60 < pixels[5, -1] - pixels[5, 0] < 95

@@ -1,0 +1,119 @@
+"""Pictures from a folder to a trained, evaluated, exported classifier; exact after a kill and on eight devices."""
+
+import json
+
+import kanawa as kn
+import numpy as np
+import pytest
+from kanawa.cli.main import main
+from kanawa.errors import CompositionError, ConfigError, UsageError
+from kanawa_layers.recipes.vit import vit
+from kanawa_runtime.data.images.augment import Flip, RandomCrop
+from kanawa_runtime.data.images.drawn import SHAPES, drawn
+from kanawa_runtime.data.images.draws import Draws
+from kanawa_runtime.runs.events import read_events
+from kanawa_runtime.train.loop import Loop
+
+STEPS = 8
+NAMES = {"ring": "round", "star": "pointed"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pictures")
+    for number, shape in enumerate(["ring", "star"] * 15):
+        (root / NAMES[shape]).mkdir(exist_ok=True)
+        drawn(shape, 20, 24, Draws(number)).save(root / NAMES[shape] / f"{number:02d}.png")
+    return root
+
+
+def small(folder, modifiers=("flip", "random-crop", "color-jitter"), on="cpu"):
+    """Returns an experiment on the folder, with a model that compiles in a moment."""
+    cfg = kn.compose("vit-tiny", overrides=["batch_size=8"]).config.clone()
+    sizes = {"num_layers": 1, "input_dim": 16, "num_heads": 2, "image_size": 16, "patch_size": 8, "num_classes": 2}
+    cfg.set(model=vit(**sizes))
+    cfg.checkpoints.set(every_steps=4)
+    return kn.compose(cfg, on, modifiers, overrides=[f"steps={STEPS}"], data=f"{folder}:validation_one_in=4")
+
+
+def losses(composition, run, steps=STEPS):
+    Loop(composition, run, steps=steps).execute()
+    return [event["loss"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    assert len(losses(small(folder), path)) == STEPS
+    return path
+
+
+def test_a_run_is_evaluated_reported_and_exported_with_the_names_of_its_classes(run, tmp_path, capsys):
+    evaluations = [event for event in read_events(run / "events.jsonl") if event["event"] == "eval"]
+    scores = kn.open(run).evaluate().scores
+    assert (scores["unit"], scores["tokens"]) == ("images", evaluations[-1]["tokens"]) and scores["tokens"] > 1
+    assert scores["metrics"] == evaluations[-1]["metrics"] and 0 <= scores["metrics"]["accuracy"] <= 1
+    page = tmp_path / "page.html"
+    assert main(["report", str(run), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert "images a second" in text and "Accuracy" in text and "nats a token" not in text
+    assert main(["convert", "to-hf", str(run), str(tmp_path / "hf")]) == 0
+    exported = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert exported["id2label"] == {"0": "pointed", "1": "round"} and exported["image_size"] == 16
+
+
+def test_a_run_cut_short_goes_on_bit_for_bit(folder, run, tmp_path):
+    cut = tmp_path / "cut"
+    losses(small(folder), cut, steps=5)
+    assert losses(small(folder), cut) == [e["loss"] for e in read_events(run / "events.jsonl") if e["event"] == "step"]
+
+
+def test_eight_devices_and_remat_give_the_same_losses(folder, run, tmp_path):
+    plain = [event["loss"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
+    modifiers = ["flip", "random-crop", "color-jitter", "remat:policy=full"]
+    wide = small(folder, [*modifiers, 'mesh:axes={"data":2,"fsdp":4}'], on="cpu-8")
+    np.testing.assert_allclose(losses(wide, tmp_path / "wide", steps=3), plain[:3], rtol=2e-5)
+
+
+def test_lora_trains_its_factors_alone_on_top_of_a_run(folder, run, tmp_path):
+    Loop(small(folder, ["lora:rank=2"]), tmp_path / "tuned", steps=2, initial=run).execute()
+    events = read_events(tmp_path / "tuned" / "events.jsonl")
+    program = next(event for event in events if event["event"] == "program")
+    assert 0 < program["trained_parameters"] < program["parameters"] / 4
+
+
+def test_data_names_a_folder_and_the_model_gets_its_classes(folder):
+    cfg = kn.compose("vit-tiny", data=str(folder), modifiers=["random-crop:scale=0.5"]).config
+    assert cfg.data.class_names == cfg.model.class_names == ("pointed", "round")
+    assert (cfg.model.num_classes, cfg.data.height) == (2, 32)
+    # A model that knows the names of its classes keeps their order, such as one that is trained further.
+    known = kn.compose(cfg.clone().set(model=cfg.model.clone().set(class_names=("round", "pointed"))), data=str(folder))
+    assert known.config.data.class_names == ("round", "pointed")
+    assert [type(one) for one in cfg.data.augmentations] == [Flip.Config, RandomCrop.Config]
+    large = kn.compose("vit-b-16", data=f"{folder}:validation_one_in=5").config
+    assert (large.data.height, large.data.validation_one_in, large.model.num_classes) == (224, 5, 2)
+
+
+def test_what_does_not_fit_is_refused_before_training(folder):
+    with pytest.raises(CompositionError, match=r"images of \[16, 32, 3\], and the model takes \[32, 32, 3\]"):
+        kn.compose("vit-tiny", overrides=["data.height=16"])
+    with pytest.raises(CompositionError, match="data has 7 classes, but model.num_classes is 3; set it to 7"):
+        kn.compose("vit-tiny", overrides=["model.num_classes=3", "model.class_names=[]"])
+    names = str(sorted(SHAPES, reverse=True)).replace("'", '"')
+    with pytest.raises(CompositionError, match="class 0 is 'triangle' of the model and 'circle' of the data"):
+        kn.compose("vit-tiny", overrides=[f"model.class_names={names}"])
+    with pytest.raises(ConfigError, match="no data of pictures to change"):
+        kn.compose("quickstart", modifiers=["flip"])
+    with pytest.raises(UsageError, match="rows of ImageBatch come from one folder"):
+        kn.compose("vit-tiny", data=f"{folder}/round,{folder}/pointed")
+
+
+def test_inspection_shows_pictures_classes_and_the_numbers_of_a_norm(folder, capsys):
+    assert main(["data", "inspect", "vit-tiny", "--data", str(folder), "--rows", "1", "--sample", "28"]) == 0
+    out = capsys.readouterr().out
+    assert "images           uint8 [32, 32, 3]" in out and "round " in out
+    drawn_lines = [line for line in out.splitlines() if len(line) == 32 and set(line) <= set(" .:-=+*#%@")]
+    assert len(drawn_lines) == 16 and len(set("".join(drawn_lines))) > 1
+    assert main(["data", "inspect", "vit-tiny", "--rows", "1", "--sample", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(found["classes"].values()) == 8 and 0 < found["channel_stddevs"]["images"][0] < 0.5
