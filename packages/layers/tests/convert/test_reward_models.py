@@ -38,8 +38,10 @@ def test_a_reward_model_makes_the_round_trip(tmp_path, tied):
         np.testing.assert_array_equal(back.params[path], array)
 
 
-def test_a_classifier_of_several_labels_is_refused():
+def test_a_classifier_of_several_labels_a_text_is_refused():
     config = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}
-    with pytest.raises(ForeignConfigError, match="with 2 labels is a classifier; only those with one"):
-        model_config({**config, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-                      "intermediate_size": 24, "vocab_size": 13})  # fmt: skip
+    with pytest.raises(
+        ForeignConfigError, match="problem_type is 'multi_label_classification', expected 'single_label"
+    ):
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+        model_config({**config, **sizes, "vocab_size": 13, "problem_type": "multi_label_classification"})

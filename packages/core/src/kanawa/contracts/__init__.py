@@ -44,11 +44,13 @@ from kanawa.contracts.roles import CacheState as CacheState
 from kanawa.contracts.roles import CacheView as CacheView
 from kanawa.contracts.roles import CausalLM as CausalLM
 from kanawa.contracts.roles import FeedForward as FeedForward
+from kanawa.contracts.roles import Labels as Labels
 from kanawa.contracts.roles import MaskedLM as MaskedLM
 from kanawa.contracts.roles import Model as Model
 from kanawa.contracts.roles import Norm as Norm
 from kanawa.contracts.roles import Positions as Positions
 from kanawa.contracts.roles import RematPolicy as RematPolicy
+from kanawa.contracts.roles import RepresentsText as RepresentsText
 from kanawa.contracts.roles import SequenceMixer as SequenceMixer
 from kanawa.contracts.roles import Stack as Stack
 from kanawa.contracts.roles import TokenDispatcher as TokenDispatcher

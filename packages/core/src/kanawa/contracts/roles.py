@@ -5,7 +5,7 @@ Axis legend: B batch, T length, E embed, H heads, K kv_heads, D head_dim, S kv_l
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Int, Num
@@ -291,6 +291,38 @@ class Model(Module):
     @abc.abstractmethod
     def forward(self, batch: Any) -> None:
         """Adds the training loss and metrics of a batch to the outputs."""
+
+
+class Labels(NamedTuple):
+    """The names of a classifier's labels, and the tokens that it reads them at: a text's first or last, or all."""
+
+    names: tuple[str, ...]
+    place: Literal["first", "last", "tokens"]
+
+
+class RepresentsText(Module, abstract=True):
+    """A model of text whose stream says what a text is: embeddings are pooled from it, and labels read of it."""
+
+    class Config(Module.Config):
+        pass
+
+    @abc.abstractmethod
+    def states(
+        self,
+        input_ids: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T E"]:
+        """Returns the last stream, normalised, before any head; segment 0 is padding. Tokens have type 0 by default."""
+
+    @abc.abstractmethod
+    def label_logits(self, states: Float[Array, "B T E"]) -> Float[Array, "B T L"]:
+        """Returns fp32 logits of each token's labels; of a model with `labels_of` its config."""
+
+    @classmethod
+    @abc.abstractmethod
+    def labels_of(cls, cfg: Any) -> Labels | None:
+        """Returns the labels that a model with this config tells apart; None of one that has other heads."""
 
 
 class MaskedLM(Model):

@@ -1,5 +1,6 @@
 """Families of Hugging Face models, found in the catalog by model_type: any package may add one with an entry point."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,10 @@ from kanawa.plugins import component, host
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.convert.errors import UnknownFamilyError
 from kanawa_layers.feedforward.gated import FusedGatedFeedForward, GatedFeedForward
-from kanawa_layers.models.head import Head, TiedHead, UntiedHead
+from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.models.encoder import EncoderLM
+from kanawa_layers.models.head import Head, LabelHead, TiedHead, UntiedHead
+from kanawa_layers.models.labels import as_classifier
 from kanawa_layers.models.reward import RewardHead, as_language_model, as_reward_model
 
 KIND = "hf_families"
@@ -35,8 +39,9 @@ _TRAINING_ONLY = frozenset(
 #: Errors of a family's `to_foreign` for a model of other layers.
 _BUILT_DIFFERENTLY = (AttributeError, LookupError, PathError, TypeError, ValueError, StopIteration)
 _SHOWN = 4
-#: How the name of a model for classification ends.
-_CLASSIFIER = "ForSequenceClassification"
+#: How the names of models for classification end.
+_OF_SEQUENCES, _OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
+_PROBLEM = "single_label_classification"
 
 
 def known_families() -> list[str]:
@@ -66,7 +71,8 @@ def model_config(config: Mapping[str, Any]) -> Config:
     known = family(kind)
     try:
         model = known.from_foreign(config)
-        return as_reward_model(model) if _gives_reward(config) else model
+        labelled: Config = _with_labels(model, config)
+        return labelled
     except KeyError as error:
         message = f"the config of a {kind} model lacks {error}"
         raise ForeignConfigError(message) from error
@@ -96,8 +102,8 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     A family expresses a model if its own config of it reads back as the same model, training and fused projections
     aside. Raises ForeignConfigError naming what no family can express.
     """
-    if isinstance(vars(model).get("head"), RewardHead.Config):
-        return _reward_config(model, name)
+    if isinstance(vars(model).get("head"), RewardHead.Config | LabelHead.Config):
+        return _classifier_config(model, name)
     model = with_separate_projections(model)
     unlike: list[str] = []
     close: dict[str, list[str]] = {}
@@ -121,23 +127,28 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     raise ForeignConfigError(message)
 
 
-def _gives_reward(config: Mapping[str, Any]) -> bool:
-    """Returns whether a config.json is of a decoder with one label: a reward model; raises ForeignConfigError for more.
+def _with_labels(model: Any, config: Mapping[str, Any]) -> Any:
+    """Returns a language model as the classifier that its config.json says it is, if it says so.
 
-    Such models are saved for the classification of sequences.
+    A decoder with one label is a reward model. Raises ForeignConfigError for several labels a text.
     """
-    names = config.get("architectures") or [""]
-    if not str(names[0]).endswith(_CLASSIFIER):
-        return False
-    count = config.get("num_labels") or len(config.get("id2label") or (0, 1))
-    if count != 1:
-        message = f"{names[0]} with {count} labels is a classifier; only those with one, reward models, are read"
+    kind = str((config.get("architectures") or [""])[0])
+    of_tokens = kind.endswith(_OF_TOKENS)
+    if not (of_tokens or kind.endswith(_OF_SEQUENCES)):
+        return model
+    named = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(config.get("num_labels") or 2)}
+    labels = tuple(str(named[i]) for i in sorted(named, key=int))
+    if len(labels) == 1 and not of_tokens and isinstance(model, DecoderLM.Config):
+        return as_reward_model(model)
+    problem = config.get("problem_type") or _PROBLEM
+    if problem != _PROBLEM and len(labels) > 1:
+        message = f"{kind} says problem_type is {problem!r}, expected {_PROBLEM!r}: one label a text or token"
         raise ForeignConfigError(message)
-    return True
+    return as_classifier(model, labels, of_tokens=of_tokens)
 
 
-def _reward_config(model: Any, name: str | None) -> dict[str, Any]:
-    """Returns the config.json of a reward model: that of its language model, saved for one label."""
+def _classifier_config(model: Any, name: str | None) -> dict[str, Any]:
+    """Returns the config.json of a model with a head of labels or of a reward: its language model's, with labels."""
     # A family may know only one of both heads.
     heads: tuple[Head.Config, ...] = (UntiedHead.Config(), TiedHead.Config())
     for last, head in enumerate(heads, 1 - len(heads)):
@@ -148,9 +159,15 @@ def _reward_config(model: Any, name: str | None) -> dict[str, Any]:
                 raise
         else:
             break
-    architectures = [str(one).replace("ForCausalLM", _CLASSIFIER) for one in config["architectures"]]
-    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    return {**config, "architectures": architectures, **labels, "tie_word_embeddings": False}
+    labels: tuple[str, ...] = ("LABEL_0",)
+    kind = _OF_SEQUENCES
+    if isinstance(model.head, LabelHead.Config):
+        labels, kind = model.head.labels, _OF_TOKENS if model.head.of_tokens else kind
+    begin = re.sub(r"(ForCausalLM|LMHeadModel|Model)$", "", str(config["architectures"][0]))
+    named: dict[str, Any] = {"id2label": {str(i): label for i, label in enumerate(labels)}}
+    named |= {"label2id": {label: i for i, label in enumerate(labels)}}
+    tied = {} if isinstance(model, EncoderLM.Config) else {"tie_word_embeddings": False}
+    return {**config, "architectures": [begin + kind], **named, **tied}
 
 
 def differences(first: Config, second: Config) -> list[str]:

@@ -5,16 +5,26 @@ from typing import Any
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import ADAPTERS, Batch, CausalLM, Norm, Sequences, Stack, token_of_each_row
+from kanawa.contracts import (
+    ADAPTERS,
+    Batch,
+    CausalLM,
+    Labels,
+    Norm,
+    RepresentsText,
+    Sequences,
+    Stack,
+    token_of_each_row,
+)
 
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.norms import RMSNorm
-from kanawa_layers.models.head import Head, UntiedHead
+from kanawa_layers.models.head import Head, UntiedHead, labels_of_head
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.positions.absolute import AbsolutePositions
 
 
-class DecoderLM(CausalLM):
+class DecoderLM(CausalLM, RepresentsText):
     """A causal language model; `head` TiedHead shares the embedding's table."""
 
     embedding: Embedding
@@ -24,7 +34,7 @@ class DecoderLM(CausalLM):
     positions: AbsolutePositions | None
     loss: TokenLoss
 
-    class Config(CausalLM.Config):
+    class Config(CausalLM.Config, RepresentsText.Config):
         embedding: Embedding.Config = Embedding.Config()
         stack: Stack.Config = kn.REQUIRED
         norm: Norm.Config = RMSNorm.Config()
@@ -82,6 +92,27 @@ class DecoderLM(CausalLM):
         sequences = Sequences()
         x, _ = self.stack(self.embed(input_ids, sequences), sequences)
         return self.logits(x)
+
+    def states(
+        self,
+        input_ids: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T E"]:
+        """Returns the normalised stream; tokens have no types here."""
+        del token_types
+        sequences = Sequences(segment_ids=segment_ids)
+        x, _ = self.stack(self.embed(input_ids, sequences), sequences)
+        return self.norm(x)
+
+    def label_logits(self, states: Float[Array, "B T E"]) -> Float[Array, "B T L"]:
+        """Returns fp32 logits of the labels."""
+        return self.head.logits(states)
+
+    @classmethod
+    def labels_of(cls, cfg: Any) -> Labels | None:
+        """Returns the labels of the head."""
+        return labels_of_head(cfg.head, first=False)
 
     def decode(
         self,

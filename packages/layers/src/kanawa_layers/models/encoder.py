@@ -1,25 +1,27 @@
 """The bidirectional encoder with a masked-token head: BERT and similar models, each part a slot."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Batch, MaskedLM, Norm, Sequences, Stack
+from kanawa.contracts import Batch, Labels, MaskedLM, Norm, RepresentsText, Sequences, Stack
 from kanawa.errors import ModuleError
 
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.embedding import Embedding, TokenTypes
 from kanawa_layers.basic.norms import LayerNorm
-from kanawa_layers.models.head import Head
+from kanawa_layers.models.head import Head, labels_of_head
 from kanawa_layers.models.masked_head import BiasedTiedHead, FirstTokenPooler, HeadTransform
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.positions.absolute import AbsolutePositions
 
 
-class EncoderLM(MaskedLM):
+class EncoderLM(MaskedLM, RepresentsText):
     """Trains on a Batch whose `input_ids` are masked, `target_ids` the originals, `loss_weights` 1 at masked places.
 
     Rows may be packed or padded by segment ids. `norm` is the last one of pre-norm encoders; `head` None makes an
-    encoder without a loss; `pooler` is for classification and not used by the loss.
+    encoder whose loss, if it has one, reads the stream itself; `pooler` is what a head without a `transform` reads.
     """
 
     embedding: Embedding
@@ -34,7 +36,13 @@ class EncoderLM(MaskedLM):
     head: Head | None
     loss: TokenLoss
 
-    class Config(MaskedLM.Config):
+    @classmethod
+    def batch_of(cls, cfg: Any) -> type:
+        """Returns the record of the loss."""
+        kind = cfg.loss._target
+        return cls.batch if kind is None else kind.batch
+
+    class Config(MaskedLM.Config, RepresentsText.Config):
         embedding: Embedding.Config = Embedding.Config()
         positions: AbsolutePositions.Config | None = None
         token_types: TokenTypes.Config | None = None
@@ -81,8 +89,10 @@ class EncoderLM(MaskedLM):
     def forward(self, batch: Batch) -> None:
         """Adds the cross entropy of the weighted tokens."""
         x = self.encode(batch.input_ids, Sequences(positions=batch.positions, segment_ids=batch.segment_ids))
-        transformed, head = self._before_head(x)
-        self.loss(transformed, head, batch)
+        head: Any = self.head
+        if self.loss.needs_head:
+            x, head = self._before_head(x)
+        self.loss(x, head, batch)
 
     def predict(
         self, input_ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None
@@ -90,6 +100,25 @@ class EncoderLM(MaskedLM):
         """Returns fp32 logits of every token."""
         transformed, head = self._before_head(self.encode(input_ids, Sequences(segment_ids=segment_ids)))
         return head.logits(transformed)
+
+    def states(
+        self,
+        input_ids: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T E"]:
+        """Returns the last stream."""
+        return self.encode(input_ids, Sequences(segment_ids=segment_ids), token_types)
+
+    def label_logits(self, states: Float[Array, "B T E"]) -> Float[Array, "B T L"]:
+        """Returns fp32 logits of the labels."""
+        transformed, head = self._before_head(states)
+        return head.logits(transformed)
+
+    @classmethod
+    def labels_of(cls, cfg: Any) -> Labels | None:
+        """Returns the labels of the head."""
+        return labels_of_head(cfg.head, first=True)
 
     def pool(self, input_ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns one vector a row; raises ModuleError for a model without a pooler."""
@@ -102,4 +131,6 @@ class EncoderLM(MaskedLM):
         if self.head is None:
             message = f"{self.path} has no head to predict tokens with; set head=BiasedTiedHead.Config()"
             raise ModuleError(message)
-        return x if self.transform is None else self.transform(x), self.head
+        if self.transform is not None:
+            return self.transform(x), self.head
+        return x if self.pooler is None else self.pooler.each(x), self.head

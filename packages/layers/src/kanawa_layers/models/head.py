@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Fusable
+from kanawa.contracts import Fusable, Labels
 from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.basic.embedding import Embedding
@@ -116,3 +116,57 @@ class TiedHead(Head):
         """Returns the shared table."""
         embedding: Embedding = self.shared_module("embedding")
         return embedding.table()
+
+
+class LabelHead(Head):
+    """A projection to one logit for each of `labels`, a token; a text's are those of its first or its last token.
+
+    The bias is an extra row of the weight, and the stream gets an extra column of ones, so that losses are unchanged.
+    `of_tokens` says that each token has a label.
+    """
+
+    class Config(Head.Config):
+        labels: tuple[str, ...] = kn.REQUIRED
+        of_tokens: bool = False
+        bias: bool = True
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            tensors={"kernel": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config()), "bias": "bias"}
+        )
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the labels."""
+            if not self.labels or len(set(self.labels)) < len(self.labels):
+                return [f"labels is {self.labels}, expected at least one name, each once"]
+            return []
+
+    def setup(self) -> None:
+        """Declares the weight, [embed, labels], and the bias."""
+        cfg = self.config
+        count = len(cfg.labels)
+        self.add_param("kernel", (cfg.input_dim, count), axes=("embed", None), init=kn.normal(0.02))
+        if cfg.bias:
+            self.add_param("bias", (count,), axes=(None,), init=kn.zeros, weight_decay=0.0)
+
+    def weight(self) -> Float[Array, "E1 L"]:
+        """Returns the projection with the bias as its last row."""
+        kernel = self.param("kernel")
+        return jnp.concatenate([kernel, self.param("bias")[None]]) if self.config.bias else kernel
+
+    @kn.nowrap
+    def scaled(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E1"]:
+        """Returns hidden states, scaled, with a last column of ones for the bias."""
+        x = super().scaled(x)
+        return jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1) if self.config.bias else x
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns two FLOPs a weight."""
+        del context_length
+        return float(2.0 * self.config.input_dim * len(self.config.labels))
+
+
+def labels_of_head(head: Head.Config | None, *, first: bool) -> Labels | None:
+    """Returns the labels that a head tells apart, None without; a text's are at its `first` token, or at its last."""
+    if not isinstance(head, LabelHead.Config):
+        return None
+    return Labels(head.labels, "tokens" if head.of_tokens else "first" if first else "last")

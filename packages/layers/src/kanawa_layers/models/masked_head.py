@@ -31,7 +31,11 @@ class FirstTokenPooler(kn.Module):
 
     def forward(self, x: Float[Array, "B T E"]) -> Float[Array, "B E"]:
         """Returns the pooled vector of each row."""
-        return jnp.tanh(self.dense(x[:, 0]))
+        return self.each(x[:, 0])
+
+    def each(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
+        """Returns what each token would be pooled to, were it the first: of packed rows, several are."""
+        return jnp.tanh(self.dense(x))
 
 
 class HeadTransform(kn.Module):

@@ -10,7 +10,9 @@ from kanawa.contracts import PreferenceBatch
 from kanawa.errors import ModuleError
 
 from kanawa_layers.losses.preference import sigmoid
+from kanawa_layers.models.encoder import EncoderLM
 from kanawa_layers.models.head import Head
+from kanawa_layers.models.masked_head import FirstTokenPooler
 from kanawa_layers.models.token_loss import TokenLoss
 
 
@@ -91,11 +93,14 @@ def as_reward_model(model: Any) -> Any:
 
 
 def as_language_model(model: Any, head: Head.Config) -> Any:
-    """Returns a reward model's config, changed to have a head over tokens again."""
+    """Returns the config of a reward model or classifier, changed to have a head over tokens, or an encoder's none."""
+    if isinstance(model, EncoderLM.Config):
+        # The bare encoder, which is what classifiers of that kind are saved around.
+        return _with_head(model.set(pooler=model.pooler or FirstTokenPooler.Config()), None, "cls.predictions")
     return _with_head(model, head, "lm_head")
 
 
-def _with_head(model: Any, head: Head.Config, name: str) -> Any:
+def _with_head(model: Any, head: Head.Config | None, name: str) -> Any:
     names = model.foreign.clone()
     names.set(children={**names.children, "head": name})
     return model.set(head=head, foreign=names)

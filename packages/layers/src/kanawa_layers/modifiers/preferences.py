@@ -1,4 +1,4 @@
-"""Modifiers that put a loss of preferences into a language model, with its reference; data are for others to set."""
+"""Modifiers that make a language model learn preferences, or labels of texts; data are for others to set."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -9,6 +9,7 @@ from kanawa.errors import ConfigError
 
 from kanawa_layers.losses.preference import sigmoid
 from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.models.labels import as_classifier
 from kanawa_layers.models.preference_loss import DPO, KTO, ORPO, ReferencedLoss, SimPO
 from kanawa_layers.models.reference import AdapterOff, FrozenModel, TokenLogprobs, without_adapters
 from kanawa_layers.models.reward import RewardLoss, as_reward_model
@@ -111,6 +112,19 @@ class ORPOLoss(kn.Modifier):
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the loss; raises ConfigError where no causal model has a slot for one."""
         return with_loss(cfg, ORPO.Config(beta=self.config.beta), "orpo")
+
+
+class LabelHeads(kn.Modifier):
+    """`label-head`: a head of one logit a label in place of the model's, of texts or of tokens; see `LabelHead`."""
+
+    class Config(kn.Modifier.Config):
+        labels: tuple[str, ...] = kn.REQUIRED
+        of_tokens: bool = False
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` as a classifier; raises ConfigError where there is no model of text."""
+        as_classifier(vars(cfg).get("model", cfg), self.config.labels, of_tokens=self.config.of_tokens)
+        return train_reward_head(cfg)
 
 
 class RewardModelLoss(kn.Modifier):

@@ -10,6 +10,7 @@ import kanawa as kn
 from kanawa.contracts import Adapter, ParameterRule, PrecisionConfig, Weighted, WeightForm, companions_apart
 from kanawa.errors import ConfigError
 
+from kanawa_layers.models.head import LabelHead
 from kanawa_layers.models.reward import RewardHead
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.repeated import RepeatedStack
@@ -240,11 +241,11 @@ def train_adapters_only(cfg: kn.Config) -> kn.Config:
 
 
 def train_reward_head(cfg: kn.Config) -> kn.Config:
-    """Returns `cfg`; a head that is new, since it gives a reward, is trained beside adapters that freeze all else."""
+    """Returns `cfg`; a head that is new, of a reward or of labels, is trained beside adapters that freeze all else."""
     learner, model = vars(cfg).get("learner"), vars(cfg).get("model")
     if not isinstance(learner, kn.Config) or not isinstance(model, kn.Config):
         return cfg
-    gives_reward = isinstance(vars(model).get("head"), RewardHead.Config)
-    if gives_reward and "rules" in learner.fields() and learner.rules:
+    is_new = isinstance(vars(model).get("head"), RewardHead.Config | LabelHead.Config)
+    if is_new and "rules" in learner.fields() and learner.rules:
         learner.set(rules=(*learner.rules, ParameterRule(where="head.**")))
     return cfg

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from kanawa.arrays.tree import flatten_paths
 from kanawa.config import Config, match_path
 from kanawa.errors import UsageError
+from kanawa.module import param_specs
 
 _MOST_NAMED = 12
 
@@ -18,13 +20,20 @@ class InitFrom(Config):
     Every parameter here must be there, under its own path and in its shape, and every one there must be taken, but for
     what is named. `renames` maps paths, or beginnings of paths, here to those there; `fresh` are patterns of parameters
     here that begin anew; `unused` patterns of those there that are left behind. Without a source the one of
-    `--init-from` is read. The model's state, such as running means, begins anew.
+    `--init-from` is read. The model's state, such as running means, begins anew. With `where_needed`, a model that has
+    all parameters in their shapes is taken whole, whatever is named.
     """
 
     source: str = ""
     renames: dict[str, str] = {}
     fresh: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    where_needed: bool = False
+
+    def needed_for(self, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        """Returns whether what is named matters for these parameters."""
+        shapes = ({path: tuple(np.shape(leaf)) for path, leaf in each.items()} for each in (stored, wanted))
+        return not self.where_needed or next(shapes) != next(shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +97,22 @@ def matched(cfg: InitFrom, stored: Mapping[str, Any], wanted: Mapping[str, Any],
         message = f"init_from: the model in {source} doesn't fit, and nothing was started:\n  {shown}{more}"
         raise UsageError(message)
     return Account(taken, tuple(fresh), tuple(left))
+
+
+def new_parts(before: Config, after: Config) -> InitFrom:
+    """Returns how a changed model starts from the parameters of the one before.
+
+    What is new, or of another shape, begins anew; what is no more is left behind; a model with it all is taken whole.
+    """
+    old, new = ({path: spec.shape for path, spec in _specs(cfg).items()} for cfg in (before, after))
+    fresh = tuple(path for path, shape in new.items() if old.get(path) != shape)
+    unused = tuple(path for path, shape in old.items() if new.get(path) != shape)
+    return InitFrom(fresh=fresh, unused=unused, where_needed=True)
+
+
+def _specs(model: Config) -> dict[str, Any]:
+    module: Any = model.clone().build()
+    return flatten_paths(param_specs(module))
 
 
 def _renamed(path: str, renames: Mapping[str, str]) -> str:

@@ -321,7 +321,7 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     with attempt.screen.phase(f"reading {shown(source)}"), attempt.sections.within("restore"):
         stored, adapter = _stored_start(attempt, Path(source), trained)
         check_sound(stored, source)
-        if mapping is None:
+        if mapping is None or not mapping.needed_for(stored.params, flatten_paths(own)):
             begun = fitted(stored, trained)
             if adapter is not None:
                 begun = flatten_paths(with_adapter_factors(trained, unflatten_paths(begun), adapter.factors))

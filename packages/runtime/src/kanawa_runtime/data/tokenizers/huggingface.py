@@ -107,14 +107,23 @@ class HuggingFaceTokenizer(Tokenizer):
         pad = self._special["pad"]
         return 0 if pad is None else int(pad)
 
-    @functools.cached_property
+    @property
     def prefix_ids(self) -> tuple[int, ...]:
         """What its post-processor puts before a text; some models want nothing there."""
+        return self._around[0]
+
+    @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """What its post-processor puts after a text: BERT's separator."""
+        return self._around[1]
+
+    @functools.cached_property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         whole = self._library.encode("a", add_special_tokens=True).ids
         bare = self._library.encode("a", add_special_tokens=False).ids
         places = range(len(whole) - len(bare) + 1)
         start = next((i for i in places if whole[i : i + len(bare)] == bare), 0)
-        return tuple(whole[:start])
+        return tuple(whole[:start]), tuple(whole[start + len(bare) :])
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

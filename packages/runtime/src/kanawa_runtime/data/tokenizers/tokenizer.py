@@ -60,6 +60,11 @@ class Tokenizer(Configurable):
         return (self.bos_id,)
 
     @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """What a text that is read whole ends with, as encoders have it."""
+        return ()
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end an answer; the first one ends documents."""
         return (self.eos_id,)
