@@ -388,6 +388,7 @@ def benchmarks(session: nox.Session) -> None:
         "preferences_beside_trl",
         "grpo_beside_trl",
         "eval_beside_lm_eval",
+        "epoch_memory",
     }
     runnable = [
         s for s in scripts if "__main__" in s.read_text() and not s.name.startswith("gpu_") and s.stem not in by_hand

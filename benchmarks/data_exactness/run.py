@@ -28,7 +28,11 @@ CHANGES = {
     "weights change": (False, True),
     "hosts and weights change": (True, True),
 }
-VERSIONS = {"kanawa": ("kanawa-runtime", "grain"), "streaming": ("mosaicml-streaming",)}
+VERSIONS = {
+    "kanawa": ("kanawa-runtime", "grain"),
+    "kanawa_shards": ("kanawa-runtime", "grain"),
+    "streaming": ("mosaicml-streaming",),
+}
 
 
 def main() -> None:

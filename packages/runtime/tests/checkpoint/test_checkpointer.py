@@ -4,9 +4,12 @@ import asyncio
 import errno
 import gc
 import json
+import logging
 import os
 import resource
 import shutil
+import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from kanawa.contracts import CheckpointError, CheckpointSaveError
 from kanawa_runtime.checkpoint import (
@@ -289,6 +293,38 @@ def test_a_save_without_room_is_refused_in_one_line_before_anything_is_written(
     _save(checkpointer, 3)
     checkpointer.close()
     assert checkpointer.steps() == [1, 3]
+
+
+def test_a_disk_that_fills_up_during_a_save_gives_one_line_and_loses_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    # Python's own, where pytest collects what can't be raised.
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    draw = np.random.default_rng(0)
+    params = {f"layer{i}": jnp.asarray(draw.standard_normal((256, 256), np.float32)) for i in range(24)}
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
+    checkpointer.save(1, params=params, opt={}, data={})
+    checkpointer.wait()
+    before, caught = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        # As a full disk does, it fails all writes of the save that come after the first.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        checkpointer.save(2, params=params, opt={}, data={})
+        with pytest.raises(CheckpointSaveError, match=r"checkpoint 2 .*File too large.*checkpoints are intact: \[1\]"):
+            checkpointer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, caught)
+    assert [record.getMessage()[:31] for record in caplog.records if record.levelno >= logging.ERROR] == [
+        "checkpoint 2 could not be saved"
+    ]
+    checkpointer.save(3, params=params, opt={}, data={})
+    checkpointer.close()
+    assert checkpointer.steps() == [1, 3]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [OrbaxCheckpointer, ShardedCheckpointer])

@@ -198,7 +198,7 @@ def test_what_was_read_is_not_held(folder: Path, monkeypatch: pytest.MonkeyPatch
     held = source(folder)
     released: list[Path] = []
     release = shards.Shard.release
-    monkeypatch.setattr(encoded, "_MOST_MAPPED", 50)
+    monkeypatch.setattr(encoded, "_MOST_MAPPED", 5)
     monkeypatch.setattr(shards.Shard, "release", lambda shard: released.append(shard.path) or release(shard))
     first = held.encoded.example(0).ids
     before = first.copy()

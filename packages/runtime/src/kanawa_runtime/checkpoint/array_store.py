@@ -10,8 +10,9 @@ import errno
 import logging
 import os
 import shutil
+import sys
 import traceback
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,26 @@ class _OneErrorOnce(logging.Filter):
 
 
 _FILTER = _OneErrorOnce()
+
+
+class _NoLateWrites:
+    """Shows what can't be raised as `before` does, but for writes that report to an event loop that is closed.
+
+    Of several writes that fail, orbax (0.12.8) raises the first error and closes the loop; tensorstore then has Python
+    print an error for each of the others.
+    """
+
+    def __init__(self, before: Callable[..., object]) -> None:
+        self._before = before
+
+    def __call__(self, shown: Any) -> None:
+        """Shows an error; the outermost function of a late write's is the loop's own."""
+        place = shown.exc_traceback
+        is_late = place is not None and place.tb_frame.f_code.co_name == "call_soon_threadsafe"
+        if is_late and str(shown.exc_value) == "Event loop is closed":
+            logger.debug("a write ended after its save had failed", exc_info=shown.exc_value)
+        else:
+            self._before(shown)
 
 
 class ArrayStore:
@@ -88,8 +109,7 @@ class ArrayStore:
 def check_room(directory: Path, trees: Mapping[str, Mapping[str, jax.Array]]) -> None:
     """Raises the OSError of a full disk where what this process writes has no room; compression may spare a tenth.
 
-    On a full disk several of tensorstore's writes fail. Orbax (0.12.8) raises the first error and closes the event loop
-    that the other writes report to, so that Python prints a traceback for each ("Event loop is closed").
+    Before anything is written: what fails later has to be removed again.
     """
     arrays = [x for leaves in trees.values() for x in leaves.values()]
     needed = sum(shard.data.nbytes for x in arrays for shard in x.addressable_shards if shard.replica_id == 0)
@@ -138,6 +158,8 @@ def _orbax() -> Any:
     """Returns orbax, which takes seconds to import, its own errors logged once."""
     from orbax import checkpoint as orbax
 
+    if not isinstance(sys.unraisablehook, _NoLateWrites):
+        sys.unraisablehook = _NoLateWrites(sys.unraisablehook)
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_FILTER)
     return orbax

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Reads after which the memory that shards are mapped to is released; each maps some 64 kB.
-_MOST_MAPPED = 256
+#: Reads after which the memory that shards are mapped to is released; one may map up to 2 MB, where pages are large.
+_MOST_MAPPED = 32
 #: Part of every key: raise it when the same inputs would give other entries.
 _TOKENIZER_VERSION = "2"
 _INDEX_VERSION = "3"
