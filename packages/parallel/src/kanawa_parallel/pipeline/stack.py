@@ -136,7 +136,6 @@ class PipelinedStack(Stack):
         specs = param_specs(self)[_LAYER]
         params, state = (by_stage(t.get(_LAYER, {}), places, specs) for t in (context.params, context.current_state()))
         rows, facts = split_rows((x, sequences), count)
-        self._check_rows(rows.shape[1])
         here, numbers = jnp.arange(stages), jnp.asarray(places.layers)
 
         def one_stage(p: Any, s: Any, y: Any, mine: Any, runs: Any, local: Any) -> tuple[Any, Outputs]:
@@ -174,18 +173,6 @@ class PipelinedStack(Stack):
         (_, returned), outputs = jax.lax.scan(tick, (empty, none), jnp.arange(circles.ticks))
         context.collector.absorb(collect_ticks(outputs, places, circles))
         return kn.constrain(join_rows(returned[:count]), ("batch", "length", "embed"))
-
-    def _check_rows(self, rows: int) -> None:
-        """Raises ShardingError for microbatches of one row that several devices would all work on."""
-        sizes = auto_mesh_shape()
-        (over,) = assign(("batch",), current_plan().activation_rules, sizes)
-        # With rounds, XLA's partitioner (0.10.2) then mixes up microbatches, without an error.
-        if self.config.rounds > 1 and rows == 1 and over:
-            message = (
-                f"{self.path}: microbatches of one row aren't split over {', '.join(f'{n}={sizes[n]}' for n in over)}; "
-                f"choose less than {self.config.microbatches} microbatches, or a larger batch"
-            )
-            raise ShardingError(message)
 
     # --- decoding --------------------------------------------------------------------------------------------
 
@@ -304,15 +291,18 @@ def _chosen(tree: Any, chunk: jax.Array) -> Any:
 
 
 def by_stage(tree: Any, places: Places, specs: Mapping[str, Any] | None = None) -> Any:
-    """Returns arrays [layers, …] as [S, R, k, …], each stage with its runs of layers; `specs` are the arrays' own."""
-    if places.even:
+    """Returns arrays [layers, …] as [S, R, k, …], each stage with its runs of layers; `specs` are the parameters'."""
+    if specs is None:
         return jax.tree.map(places.split, tree)
 
     def split(leaf: jax.Array, spec: ParamSpec | None) -> jax.Array:
         stored, elsewhere, moved = _shardings(spec)
+        if places.even:
+            # Named, because the layout that Shardy (jax 0.10.2) finds for several rounds is one that XLA mixes up.
+            return _laid(places.split(leaf), moved)
         return _laid(_laid(places.split(_laid(leaf, stored)), elsewhere), moved)
 
-    flat = flatten_paths(specs or {})
+    flat = flatten_paths(specs)
     return map_paths(lambda path, leaf: split(leaf, flat.get(path)), tree)
 
 
@@ -330,9 +320,10 @@ def by_layer(tree: Any, places: Places, specs: Mapping[str, Any]) -> Any:
 
 
 def _shardings(spec: ParamSpec | None) -> tuple[PartitionSpec | None, ...]:
-    """Returns how a parameter is stored whose layers the stages don't divide: as it is, split in places, and moved.
+    """Returns how a parameter is laid out: as it is stored, split in places, and moved to its stages.
 
-    All three are named, so that a move is one all-to-all over the stages, and what is done before and after is local.
+    Where stages don't divide the layers all three are named, so that a move is one all-to-all over the stages, and what
+    is done before and after is local.
     """
     rules, sizes = current_plan().param_rules, auto_mesh_shape()
     if spec is None or not rules or not sizes:
