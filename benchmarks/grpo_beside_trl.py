@@ -22,7 +22,9 @@ import kanawa as kn
 import numpy as np
 from beside_trl import Side, side_of, theirs, write_fixture
 from kanawa.arrays.tree import unflatten_paths
-from kanawa.contracts import Environment, RolloutBatch
+from kanawa.composition.environment import environment
+from kanawa.composition.experiment import compose
+from kanawa.contracts import RolloutBatch
 from kanawa_layers.convert.huggingface import HuggingFaceStore
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
@@ -106,8 +108,10 @@ def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tup
         cfg = kn.component("modifiers", name).Config(**fields).build()(cfg)
     # The old log-probabilities are the batch's.
     cfg.rollouts.set(off_policy=True)
-    trainer = cfg.freeze().build()
-    program = trainer.programs(Environment())["train_step"].lower().compile()
+    # What `kanawa train` runs on this machine, the settings that its backend asks for included.
+    composition = compose(cfg, None, (), ())
+    trainer = composition.config.build()
+    program = trainer.programs(environment(composition))["train_step"].lower().compile()
     state = jax.jit(trainer.init)()
     flat = {path: jax.numpy.asarray(array) for path, array in stored.params.items()}
     state = state._replace(params=unflatten_paths(flat), opt=trainer.rule.init(dict(flat)))

@@ -10,6 +10,7 @@ from kanawa.cli.main import main
 from kanawa.composition.experiment import compose
 from kanawa.errors import KanawaError
 from kanawa_layers.recipes.llama import llama
+from kanawa_runtime.data.other_data import on_other_data
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.text_files import JsonLines
@@ -168,6 +169,31 @@ def test_a_reference_that_was_written_stands_for_a_frozen_copy(folder, tmp_path,
         source = changed.config.data.build()
         with pytest.raises(KanawaError, match=says):
             [source.row(index) for index in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("modify", "data"),
+    [("dpo", "pairs"), *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("kto", "judged"),
+     ("reward-model", "pairs")))],
+)  # fmt: skip
+def test_files_are_mixed_by_weight_and_a_resumed_run_goes_on_where_it_was(folder, tmp_path, modify, data):
+    lines = (folder / f"{data}.jsonl").read_text().splitlines(keepends=True)
+    for name, part in (("a", lines[:60]), ("b", lines[60:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    mixed = f"{tmp_path}/a.jsonl*0.7,{tmp_path}/b.jsonl*0.3"
+    plain = experiment(folder, []).config
+    options = ("checkpoints.every_steps=2", "data.block_rows=8", "data.when_exhausted=drop")
+    composed = compose(on_other_data(plain, mixed, folder / "tokenizer.json"), None, (modify,), options)
+    whole = trained(composed, tmp_path / "whole", steps=4)
+    trained(composed, tmp_path / "parts", steps=2)
+    assert [e["loss"] for e in trained(composed, tmp_path / "parts", steps=4)] == [e["loss"] for e in whole]
+    for event in whole:
+        # Of a preference the weight is its pairs.
+        losses, pairs = event["loss_by_source"], event["tokens_by_source"]
+        mean = sum(losses[name] * pairs[name] for name in losses) / sum(pairs.values())
+        assert mean == pytest.approx(event["loss"], rel=1e-5)
+    (seen,) = (e for e in read_events(tmp_path / "whole" / "events.jsonl") if e["event"] == "data")
+    assert seen.keys() >= {"a", "b"}
 
 
 def test_it_can_be_planned(folder):

@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from kanawa_runtime.data.errors import CorpusError
+from kanawa_runtime.data.errors import CorpusError, RowError
 from kanawa_runtime.data.packing import ConcatenatedPacking
+from kanawa_runtime.data.preferences.mixture import PairMixture
+from kanawa_runtime.data.preferences.reference import sums_digest, weights_digest
 from kanawa_runtime.data.preferences.source import JudgedSource, PairSource
 from kanawa_runtime.data.records.files import RecordFiles
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
@@ -15,10 +17,10 @@ SPECIAL = ByteTokenizer.Config().build()
 
 @pytest.fixture
 def source(tmp_path):
-    def make(kind, records, **fields):
-        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    def make(kind, records, name="pairs.jsonl", **fields):
+        (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
         SPECIAL.save(tmp_path / "tokenizer.json")
-        data = RecordFiles.Config(files=("pairs.jsonl",), root=str(tmp_path))
+        data = RecordFiles.Config(files=(name,), root=str(tmp_path))
         sizes = {"sequence_length": 48, "validation_one_in": 0, "epochs": 1, "shuffle": False, **fields}
         return kind.Config(records=data, tokenizer_file=str(tmp_path / "tokenizer.json"), **sizes).build()
 
@@ -133,10 +135,59 @@ def test_the_reference_may_be_columns_of_the_records(source):
     ]
     rows = source(PairSource, records, reference_columns=True, pairs_per_row=4)
     row = rows.row(0)
-    assert list(rows.fields)[-1] == "reference_logprobs"
+    assert list(rows.fields)[-2:] == ["reference_logprobs", "sources"]
     by_prompt = {prompt: row["reference_logprobs"][2 * k : 2 * k + 2].tolist()
                  for k, (_, (prompt, _), _) in enumerate(segments(row))}  # fmt: skip
     assert by_prompt == {f"p{i}": [-1.0 - i, -2.5 - i] for i in range(3)}
     del records[1]["ref_rejected_logps"]
     with pytest.raises(CorpusError, match=r"pairs.jsonl:2: ref_rejected_logps: there is no such column, expected"):
         source(PairSource, records, reference_columns=True).row(0)
+
+
+def test_files_of_pairs_are_mixed_by_weight_and_every_pair_of_an_epoch_comes_once(source):
+    sources = {}
+    for name, count in (("a", 21), ("b", 9)):
+        records = [pair(f"{name}{i}", "g" * (i % 4 + 1), "b" * (i % 3 + 5)) for i in range(count)]
+        sources[name] = source(PairSource, records, f"{name}.jsonl", pairs_per_row=1, epochs=None).config
+    sizes = {"sequence_length": 48, "block_rows": 20}
+    cfg = PairMixture.Config(sources=sources, weights={"a": 0.7, "b": 0.3}, **sizes)
+    rows = cfg.build()
+    read = [rows.row(index) for index in range(300)]
+    assert read[0].keys() == {name for name, field in rows.fields.items() if field is not None}
+    assert rows.batch(**{name: read[0].get(name) for name in rows.fields}).sources.tolist() in ([1, 0], [0, 1])
+    columns = np.stack([row["sources"] for row in read])
+    assert columns.sum(0).tolist() == [210, 90]
+    for column, (name, count) in enumerate((("a", 21), ("b", 9))):
+        prompts = [segments(row)[0][1][0] for row, mine in zip(read, columns[:, column], strict=True) if mine]
+        assert sorted(prompts) == sorted([f"{name}{i}" for i in range(count)] * 10)
+        # Each epoch whole before the next.
+        assert all(len(set(prompts[at : at + count])) == count for at in range(0, len(prompts), count))
+    # From any row on, in any order, another process reads the same.
+    again = cfg.build()
+    for index in (299, 7, 150):
+        assert all((again.row(index)[name] == read[index][name]).all() for name in read[index])
+    other = cfg.clone()
+    other.sources["b"].set(pairs_per_row=2)
+    with pytest.raises(RowError, match=r"sources 'a' and 'b' make different rows of pairs: .*pairs_per_row"):
+        other.build().fields  # noqa: B018
+
+
+def test_sums_have_to_be_of_the_model_that_training_begins_with(source, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+    plain = source(PairSource, [pair("p", "a", "bb")])
+    digest = sums_digest(weights_digest(tmp_path / "one"), *plain.pair(0)[:2])
+    record = pair("p", "a", "bb") | {"ref_chosen_logps": -1.0, "ref_rejected_logps": -2.0}
+    known = source(PairSource, [record | {"ref_digest": digest}], "known.jsonl", reference_columns=True)
+    known.check_start(tmp_path / "one")
+    mixed = PairMixture.Config(sources={"known": known.config}, weights={"known": 1.0}, sequence_length=48).build()
+    for rows in (known, mixed):
+        with pytest.raises(RowError, match=r"of the model \w{16}, and training begins with .*two \(\w{16}\); write"):
+            rows.check_start(tmp_path / "two")
+    with pytest.raises(RowError, match="training begins with new parameters"):
+        known.check_start(None)
+    named = known.config.clone().set(reference_source=str(tmp_path / "one"))
+    named.build().check_start(tmp_path / "two")
+    # Other tools write sums without a digest.
+    source(PairSource, [record], "unknown.jsonl", reference_columns=True).check_start(None)

@@ -77,7 +77,8 @@ class PreferenceBatch(NamedTuple):
     predicted. `labels` are 1 where the first segment of a pair is the better one, and 0 where the row has no pair k.
     Where single completions are judged, the first segment is the one judged, good (1) or bad (-1), and the second is
     its prompt with another prompt's completion. `reference_logprobs` are the sums of the weighted log-probabilities of
-    each segment by the reference policy, segment s at s - 1 (None: the loss asks a reference of its own).
+    each segment by the reference policy, segment s at s - 1 (None: the loss asks a reference of its own). `sources` as
+    in Batch.
     """
 
     input_ids: Int[Array, "batch length"]
@@ -87,6 +88,7 @@ class PreferenceBatch(NamedTuple):
     loss_weights: Float[Array, "batch length"]
     labels: Float[Array, "batch pairs"]
     reference_logprobs: Float[Array, "batch two_pairs"] | None = None
+    sources: Float[Array, "batch sources"] | None = None
 
 
 class EncoderDecoderBatch(NamedTuple):

@@ -176,6 +176,13 @@ class DataSource(Configurable):
         """
         return {}
 
+    def check_start(self, folder: Path | None) -> None:
+        """Raises where rows fit only a run that begins with other parameters than the folder's; None are new ones.
+
+        The trainer asks before a run's first step, not where one is resumed. Most rows fit any model.
+        """
+        del folder
+
     def saved(self, row: int) -> dict[str, Any]:
         """Returns, as JSON, what the rows before `row` depend on beside (config, seed): what may change at a restart.
 

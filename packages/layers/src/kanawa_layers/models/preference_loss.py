@@ -30,14 +30,27 @@ class Pairs(NamedTuple):
         return self.logprobs / jnp.maximum(self.counts, 1.0)
 
 
-class PreferenceLoss(TokenLoss):
-    """Base of losses of a PreferenceBatch: the mean over pairs, so that any sharding and accumulation give the same.
+class PairLoss(TokenLoss):
+    """Base of losses of a PreferenceBatch that are a mean over pairs."""
+
+    batch = PreferenceBatch
+
+    @kn.nowrap
+    def add_mean(self, name: str, values: Float[Array, "B P"], batch: PreferenceBatch) -> None:
+        """Adds the mean of `values` over the pairs that there are as the primary loss, and records it by source."""
+        there = batch.labels != 0
+        sums, counts = jnp.sum(jnp.where(there, values, 0.0), axis=1), jnp.sum(there.astype(jnp.float32), axis=1)
+        self.add_loss(name, jnp.sum(sums), jnp.sum(counts), self.config.coefficient, primary=True)
+        if batch.sources is not None:
+            self.record_by_source(sums, counts, batch.sources)
+
+
+class PreferenceLoss(PairLoss):
+    """Base of losses of log-probabilities: the mean over pairs, so that any sharding and accumulation give the same.
 
     Held-out pairs have the same loss and figures. A plain Batch outside of training has its cross entropy. It emits
     `logprobs` of the targets, fp32 [batch, length], and `segment_logprobs`, [batch, 2 pairs].
     """
-
-    batch = PreferenceBatch
 
     @abc.abstractmethod
     def add_terms(self, pairs: Pairs, batch: PreferenceBatch) -> None:
@@ -77,13 +90,6 @@ class PreferenceLoss(TokenLoss):
         }
         for name, value in figures.items():
             self.record(name, kn.Mean(jnp.sum(value * there), count))
-
-    @kn.nowrap
-    def add_mean(self, name: str, values: Float[Array, "B P"], labels: Float[Array, "B P"]) -> None:
-        """Adds the mean of `values` over the pairs that there are as the primary loss."""
-        there = labels != 0
-        total = jnp.sum(jnp.where(there, values, 0.0))
-        self.add_loss(name, total, jnp.sum(there.astype(jnp.float32)), self.config.coefficient, primary=True)
 
 
 def by_segment(logprobs: Float[Array, "B T"], batch: PreferenceBatch) -> Float[Array, "B S"]:
@@ -140,7 +146,7 @@ class DPO(ReferencedLoss):
         """Adds the loss of each pair."""
         cfg, ratios = self.config, self.ratios(pairs, batch)
         values = cfg.objective(ratios[..., 0] - ratios[..., 1], cfg.beta, cfg.label_smoothing)
-        self.add_mean("dpo", values, pairs.labels)
+        self.add_mean("dpo", values, batch)
         self.record_pairs(pairs, cfg.beta * ratios)
 
 
@@ -156,9 +162,8 @@ class SimPO(PreferenceLoss):
 
     def add_terms(self, pairs: Pairs, batch: PreferenceBatch) -> None:
         """Adds the loss of each pair."""
-        del batch
         rewards = self.config.beta * pairs.means
-        self.add_mean("simpo", sigmoid(rewards[..., 0] - rewards[..., 1] - self.config.target), pairs.labels)
+        self.add_mean("simpo", sigmoid(rewards[..., 0] - rewards[..., 1] - self.config.target), batch)
         self.record_pairs(pairs, rewards)
 
 
@@ -173,10 +178,9 @@ class ORPO(PreferenceLoss):
 
     def add_terms(self, pairs: Pairs, batch: PreferenceBatch) -> None:
         """Adds the likelihood of the chosen completion and the odds ratio."""
-        del batch
         odds, beta = log_odds(pairs.means), self.config.beta
         ratio = sigmoid(odds[..., 0] - odds[..., 1])
-        self.add_mean("orpo", beta * ratio - pairs.means[..., 0], pairs.labels)
+        self.add_mean("orpo", beta * ratio - pairs.means[..., 0], batch)
         there = (pairs.labels != 0).astype(jnp.float32)
         self.record("odds_ratio_loss", kn.Mean(jnp.sum(ratio * there), jnp.sum(there)))
         self.record_pairs(pairs, beta * pairs.means)
@@ -202,7 +206,7 @@ class KTO(ReferencedLoss):
         divergence = jax.lax.stop_gradient(jnp.maximum(jnp.sum(ratios[..., 1] * there) / count, 0.0))
         rewards = cfg.beta * ratios[..., 0]
         values = kto(rewards, cfg.beta * divergence, pairs.labels, cfg.good_weight, cfg.bad_weight)
-        self.add_mean("kto", values, pairs.labels)
+        self.add_mean("kto", values, batch)
         self.record("divergence", kn.Mean(divergence * count, count))
         right = ((rewards - cfg.beta * divergence) * pairs.labels > 0).astype(jnp.float32)
         self.record("accuracy", kn.Mean(jnp.sum(right * there), jnp.sum(there)))

@@ -13,7 +13,7 @@ from kanawa_layers.losses.preference import sigmoid
 from kanawa_layers.models.encoder import EncoderLM
 from kanawa_layers.models.head import Head
 from kanawa_layers.models.masked_head import FirstTokenPooler
-from kanawa_layers.models.token_loss import TokenLoss
+from kanawa_layers.models.preference_loss import PairLoss
 
 
 class RewardHead(Head):
@@ -42,16 +42,14 @@ class RewardHead(Head):
         return float(2.0 * self.config.input_dim)
 
 
-class RewardLoss(TokenLoss):
+class RewardLoss(PairLoss):
     """-log sigmoid(chosen - rejected reward - margin) of each pair (Bradley-Terry; arXiv:2203.02155, equation 1).
 
     A reward is the head's number at a segment's last token, so rows have to hold that token as an input. `centre` holds
     rewards near 0: it is the coefficient of the squared sum of a pair's rewards (arXiv:2312.09244, section 3).
     """
 
-    batch = PreferenceBatch
-
-    class Config(TokenLoss.Config):
+    class Config(PairLoss.Config):
         margin: kn.NonNegative = 0.0
         centre: kn.NonNegative = 0.0
 
@@ -67,8 +65,7 @@ class RewardLoss(TokenLoss):
         there = (batch.labels != 0).astype(jnp.float32)
         count = jnp.sum(there)
         difference = rewards[..., 0] - rewards[..., 1]
-        values = jnp.where(there > 0, sigmoid(difference - self.config.margin), 0.0)
-        self.add_loss("reward", jnp.sum(values), count, self.config.coefficient, primary=True)
+        self.add_mean("reward", sigmoid(difference - self.config.margin), batch)
         if self.config.centre:
             squared = jnp.square(rewards[..., 0] + rewards[..., 1])
             self.add_loss("centre", jnp.sum(squared * there), count, self.config.centre)

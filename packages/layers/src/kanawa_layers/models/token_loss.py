@@ -30,6 +30,15 @@ class TokenLoss(kn.Module):
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
         """Adds the terms of the logits that `head` computes; all sums are over weighted tokens."""
 
+    @kn.nowrap
+    def record_by_source(
+        self, sums: Float[Array, " B"], weights: Float[Array, " B"], sources: Float[Array, "B S"]
+    ) -> None:  # fmt: skip
+        """Records the mean loss of each source, from the sums of losses and weights of each row."""
+        totals, counts = (jnp.sum(row[:, None] * sources, axis=0) for row in (sums, weights))
+        for number in range(totals.shape[0]):
+            self.record(f"{SOURCE_LOSS}{number}", kn.Mean(totals[number], counts[number]))
+
 
 class SumOfLosses(TokenLoss):
     """The sum of several losses of the same hidden states, `terms[i]`; the first is primary."""
@@ -83,27 +92,19 @@ class CrossEntropy(TokenLoss):
             "z_loss": 0.0 if plain else cfg.z_loss,
             "label_smoothing": 0.0 if plain else cfg.label_smoothing,
         }
-        # Rows of pairs have no sources, and what curvature is measured on is no loss to report.
+        # What curvature is measured on is no loss to report.
         sources = None if isinstance(batch, DrawnTargets) else getattr(batch, "sources", None)
         if sources is None:
             total, count, extra = softmax_cross_entropy(*operands, **options)
         else:
             total, count, extra, each = cross_entropy_by_token(*operands, **options)
-            self._record_by_source(each, batch.loss_weights, sources)
+            rows = jnp.sum(each * batch.loss_weights, axis=-1), jnp.sum(batch.loss_weights, axis=-1)
+            self.record_by_source(*rows, sources)
         self.add_loss("cross_entropy", total, count, cfg.coefficient, primary=True)
         if not train:
             self.record("accuracy", kn.Mean(extra["correct"], count))
         elif cfg.z_loss or cfg.label_smoothing:
             self.record("nll", kn.Mean(extra["nll"], count))
-
-    def _record_by_source(
-        self, losses: Float[Array, "B T"], loss_weights: Float[Array, "B T"], sources: Float[Array, "B S"]
-    ) -> None:
-        """Records the mean loss of each source's tokens."""
-        rows = jnp.sum(losses * loss_weights, axis=-1), jnp.sum(loss_weights, axis=-1)
-        totals, weights = (jnp.sum(row[:, None] * sources, axis=0) for row in rows)
-        for number in range(totals.shape[0]):
-            self.record(f"{SOURCE_LOSS}{number}", kn.Mean(totals[number], weights[number]))
 
 
 #: Positions whose logits exist at one time while targets are drawn.

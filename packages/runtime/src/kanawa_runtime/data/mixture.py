@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from kanawa.config import REQUIRED, Config, Size, to_json
-from kanawa.contracts.batch import Batch
 from kanawa.contracts.data import DataSource, Split
 from kanawa.errors import did_you_mean
 
@@ -126,8 +126,9 @@ class Mixture(DataSource):
             if saved and getattr(cfg, "tokenizer_file", "") is None:
                 cfg.set_tokenizer_file(saved[0])
             parts[name] = cfg.build()
-            if parts[name].batch is not Batch:
-                message = f"source {name!r} makes rows of {parts[name].batch.__name__}; a mixture takes rows of tokens"
+            if parts[name].batch is not self.batch:
+                kind = f"{type(self).__name__} takes those of {self.batch.__name__}"
+                message = f"source {name!r} makes rows of {parts[name].batch.__name__}; {kind}"
                 raise RowError(message)
         texts = [source for source in parts.values() if isinstance(source, TextSource)]
         for text in texts:
@@ -228,6 +229,11 @@ class Mixture(DataSource):
         """Returns the record behind a row of a source, and the source's name as `source` unless that is a column."""
         source, inner = self.order.at(index)
         return {"source": tuple(self.parts)[source], **self._ordered[source].record(inner)}
+
+    def check_start(self, folder: Path | None) -> None:
+        """Asks every source."""
+        for source in self._ordered:
+            source.check_start(folder)
 
     # --- across attempts -----------------------------------------------------------------------------------------
 

@@ -308,10 +308,11 @@ def _state_of(restored: Restored, abstract: TrainState) -> TrainState:
 
 def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple[Origin, TrainState]:
     """Returns the state before the first update, with the parameters of another model where there is one."""
-    with attempt.screen.phase("making new parameters"), attempt.sections.within("initialise"):
-        state: TrainState = init.lower().compile()()
     mapping: InitFrom | None = attempt.config.init_from
     source = str(attempt.initial or "") or (mapping.source if mapping is not None else "")
+    attempt.trainer.source.check_start(Path(source) if source else None)
+    with attempt.screen.phase("making new parameters"), attempt.sections.within("initialise"):
+        state: TrainState = init.lower().compile()()
     if not source:
         return Origin("new"), _with_companions(attempt, state, abstract)
     account = None

@@ -12,6 +12,7 @@ from kanawa.cli.output import write, write_json
 from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 
+from kanawa_runtime.data.preferences.mixture import PairMixture
 from kanawa_runtime.data.preferences.reference import DIGEST, MISMATCHED, Segment, sums_digest, weights_digest
 from kanawa_runtime.data.preferences.source import JudgedSource, PairedSource
 from kanawa_runtime.evaluate.encoding import Scored
@@ -32,6 +33,9 @@ def reference(args: argparse.Namespace) -> int:
         message = f"--out {out} is there already: name a new file"
         raise UsageError(message)
     cfg = compose_from(args).config.data
+    if isinstance(cfg, PairMixture.Config):
+        message = "--data has weights: write each file's sums by itself, without one, and train on both by weight"
+        raise UsageError(message)
     if not isinstance(cfg, PairedSource.Config):
         message = "the data are no preferences: name records of them, --data pairs.jsonl --modify dpo (or kto)"
         raise UsageError(message)

@@ -7,7 +7,9 @@ import kanawa as kn
 from kanawa.contracts.data import DataSource
 from kanawa.errors import ConfigError
 
+from kanawa_runtime.data.mixture import Mixture
 from kanawa_runtime.data.packing import BestFitPacking
+from kanawa_runtime.data.preferences.mixture import PairMixture
 from kanawa_runtime.data.preferences.source import JudgedSource, PairedSource, PairSource
 from kanawa_runtime.data.records.of_data import records_of
 
@@ -34,12 +36,7 @@ class Preferences(kn.Modifier):
         if "data" not in cfg.fields():
             message = f"{type(cfg).__qualname__} has no data to learn from: it is no experiment"
             raise ConfigError(message)
-        data = rows_of_pairs(cfg.data, self.source)
-        data.set(on_long=own.on_long, on_bad=own.on_bad, pairs_per_row=own.pairs_per_row)
-        known = vars(own).get("reference") == "precomputed"
-        data.set(reference_columns=known, reference_source=own.source if known else "")
-        if own.template is not None:
-            data.set(template_file=str(Path(own.template).resolve()))
+        data, known = self._rows(cfg.data), self._is_precomputed
         # By its name in the catalog: this package never imports the one that brings losses.
         loss = kn.component("modifiers", self.loss, asker="kanawa-runtime").Config()
         passed = own.fields().keys() - Preferences.Config.fields().keys()
@@ -48,6 +45,24 @@ class Preferences(kn.Modifier):
             loss.set(source="")
         changed: kn.Config = loss.build()(cfg.set(data=data))
         return changed
+
+    @property
+    def _is_precomputed(self) -> bool:
+        return bool(vars(self.config).get("reference") == "precomputed")
+
+    def _rows(self, data: Any) -> DataSource.Config:
+        own = self.config
+        if isinstance(data, Mixture.Config):
+            fields = {name: getattr(data, name) for name in data.fields()}
+            mixed = {name: self._rows(source) for name, source in data.sources.items()}
+            return PairMixture.Config(**fields | {"sources": mixed})
+        rows = rows_of_pairs(data, self.source)
+        rows.set(on_long=own.on_long, on_bad=own.on_bad, pairs_per_row=own.pairs_per_row)
+        known = self._is_precomputed
+        rows.set(reference_columns=known, reference_source=own.source if known else "")
+        if own.template is not None:
+            rows.set(template_file=str(Path(own.template).resolve()))
+        return rows
 
 
 def rows_of_pairs(data: Any, kind: type[PairedSource]) -> PairedSource.Config:

@@ -4,6 +4,7 @@ import abc
 import functools
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -167,6 +168,22 @@ class PairedSource(ChatSource):
                 f"of; {HOW_TO_WRITE}"
             )
             raise RecordError(at=DIGEST, why=why)
+
+    def check_start(self, folder: Path | None) -> None:
+        """Raises RowError where records bring sums of another model than the folder's, unless `reference_source` does.
+
+        Sums without a digest, as other tools write them, aren't checked.
+        """
+        if not self.config.reference_columns or self.config.reference_source or not self._reference_model:
+            return
+        begun = "new parameters" if folder is None else f"{folder} ({weights_digest(folder)})"
+        if folder is None or weights_digest(folder) != self._reference_model:
+            message = (
+                f"{DIGEST}: the reference's log-probabilities are of the model {self._reference_model}, and training "
+                f"begins with {begun}; {HOW_TO_WRITE}, or name the folder that they are of: "
+                "reference=precomputed,source=FOLDER"
+            )
+            raise RowError(message)
 
     def _sums(self, document: int) -> list[float]:
         """Returns the reference's sums of a pair; raises RowError where they are of another model than the others'."""
