@@ -101,6 +101,14 @@ def test_wrong_arguments(folder, capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
+def test_a_model_that_is_not_there_or_named_twice_is_said_before_the_first_is_evaluated(folder, capsys):
+    first, task = str(folder / "model"), str(folder / "tasks" / "choices.yaml")
+    for other, said in (("nowhere", "there is no run"), ("tasks", "tasks is not a run"), ("model/.", "is named twice")):
+        assert main(["eval", first, str(folder / other) if other != "model/." else f"{first}/", "--tasks", task]) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err and "evaluating" not in captured.err
+
+
 def test_data_without_a_split_are_not_advised_one(tmp_path, capsys):
     kn.train("tiny-lm", data="copying:letters=9", steps=1, run=tmp_path / "run", set={"batch_size": 8})
     capsys.readouterr()

@@ -65,10 +65,17 @@ def _check(args: argparse.Namespace) -> None:
     if args.limit is not None and args.limit < 1:
         message = f"--limit is {args.limit}, expected at least 1"
         raise UsageError(message)
-    twice = next((name for name in args.run_directories if args.run_directories.count(name) > 1), None)
+    from kanawa.contracts import is_address
+
+    places = [name if is_address(name) else str(Path(name).resolve()) for name in args.run_directories]
+    twice = next((name for i, name in enumerate(args.run_directories) if places[i] in places[:i]), None)
     if twice is not None:
         message = f"{twice} is named twice; a model compared with itself differs in nothing"
         raise UsageError(message)
+    for place, name in zip(places[1:], args.run_directories[1:], strict=True):
+        if not is_address(name) and not Path(place, "config.json").exists():
+            # What is wrong with it is said before the first model is evaluated, which may take hours.
+            _opened(args, name)
 
 
 def _opened(args: argparse.Namespace, directory: str) -> Any:
