@@ -7,7 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kanawa.cli.output import flush, write, write_message
 from kanawa.errors import UsageError
@@ -35,6 +35,7 @@ def command() -> Command:
             "kanawa serve runs/quickstart\n"
             "kanawa serve downloads/my-model --port 9000 --name mine --set engine.max_sequences=8\n"
             "kanawa serve runs/quickstart --host 0.0.0.0 --api-key-file keys.txt --set server.max_n=4\n"
+            "kanawa serve downloads/bert --pool mean\n"
             "kanawa serve downloads/my-model --train --train-state runs/tenants --set training.max_rank=16"
         ),
     )
@@ -66,6 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="training-state",
         metavar="DIR",
         help="where their checkpoints lie (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pool",
+        choices=("first", "last", "mean", "labels"),
+        help="serve vectors of texts, of their first or last token or the mean, or their labels (default for encoders, "
+        "and for models that label)",
     )
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
@@ -106,8 +113,6 @@ def run(args: argparse.Namespace) -> int:
     keys = keys_from(_path(args.api_key_file), _path(args.admin_key_file))
     _check_port(args.port)
     prepare_process(serves=True)
-    from kanawa_runtime.serve.disaggregated.pairing import pairing_of
-    from kanawa_runtime.serve.http.from_run import served_model
 
     with (
         contextlib.ExitStack() as paired,
@@ -120,23 +125,7 @@ def run(args: argparse.Namespace) -> int:
                 "give --api-key-file FILE"
             )
         with stage(f"reading {directory}"):
-            template = _path(args.chat_template)
-            pairing = pairing_of(args.prefill_listen, args.prefill_from, _path(args.pages_token_file))
-            if pairing is not None:
-                paired.callback(pairing.stop)
-            model = served_model(
-                directory,
-                config.engine,
-                name=args.name,
-                step=args.step,
-                target=args.on,
-                template=template,
-                adapters=adapters_of(args.adapter),
-                draft=_path(args.draft),
-                modifiers=tuple(args.modify),
-                pairing=pairing,
-                training=config.training if args.train else None,
-            )
+            model = _opened(args, config, directory, paired)
             further = _training_routes(model, config, local_path(args.train_state)) if args.train else None
         url = "http://{}:{}".format(f"[{args.host}]" if ":" in args.host else args.host, listening.getsockname()[1])
 
@@ -165,6 +154,42 @@ def run(args: argparse.Namespace) -> int:
         os._exit(code)
     leave_readers_behind(code)
     return code
+
+
+def _opened(
+    args: argparse.Namespace, config: "ServeConfig", directory: Path, paired: contextlib.ExitStack
+) -> "ServedModel":
+    """Returns the model behind its engine; what it shares with another server is stopped by `paired`."""
+    from kanawa_runtime.serve.disaggregated.pairing import pairing_of
+    from kanawa_runtime.serve.http.from_run import pooled_model, pools, served_model
+
+    shared: dict[str, Any] = {"name": args.name, "step": args.step, "target": args.on, "modifiers": tuple(args.modify)}
+    if pools(directory, args.pool):
+        refuse_generation(args)
+        return pooled_model(directory, config.engine, args.pool, **shared)
+    template = _path(args.chat_template)
+    pairing = pairing_of(args.prefill_listen, args.prefill_from, _path(args.pages_token_file))
+    if pairing is not None:
+        paired.callback(pairing.stop)
+    return served_model(
+        directory,
+        config.engine,
+        **shared,
+        template=template,
+        adapters=adapters_of(args.adapter),
+        draft=_path(args.draft),
+        pairing=pairing,
+        training=config.training if args.train else None,
+    )
+
+
+def refuse_generation(args: argparse.Namespace) -> None:
+    """Raises UsageError for an option of models that write texts."""
+    options = ("adapter", "draft", "chat_template", "prefill_listen", "prefill_from", "train")
+    given = next((name for name in options if getattr(args, name)), None)
+    if given is not None:
+        message = f"--{given.replace('_', '-')} is for models that write texts, and this one's are pooled; leave it out"
+        raise UsageError(message)
 
 
 def require_serving(verb: str) -> None:

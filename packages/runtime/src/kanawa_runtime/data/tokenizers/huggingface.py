@@ -135,6 +135,11 @@ class HuggingFaceTokenizer(Tokenizer):
         string = as_bytes(text).decode("utf-8", "replace")
         return np.array(self._library.encode(string, add_special_tokens=False).ids, np.int32)
 
+    def encode_whole(self, text: str, second: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """As its post-processor has it."""
+        encoded = self._library.encode(text, second, add_special_tokens=True)
+        return np.array(encoded.ids, np.int32), np.array(encoded.type_ids, np.int32)
+
     def encode_ranges(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of `text` and the characters that each covers; see `Tokenizer.encode_ranges`."""
         encoded = self._library.encode(as_bytes(text).decode("utf-8", "replace"), add_special_tokens=False)

@@ -64,6 +64,13 @@ class Tokenizer(Configurable):
         """What a text that is read whole ends with, as encoders have it."""
         return ()
 
+    def encode_whole(self, text: str, second: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of a text, or of two in one, as a model reads them whole, and each token's type, int32."""
+        parts = [self.prefix_ids, self.encode(text), self.suffix_ids]
+        parts += [] if second is None else [self.encode(second), self.suffix_ids]
+        ids = np.concatenate([np.asarray(part, np.int32) for part in parts])
+        return ids, np.zeros(len(ids), np.int32)
+
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end an answer; the first one ends documents."""

@@ -29,11 +29,16 @@ from kanawa_runtime.serve.http.operation import (
     answer_tokenizer_info,
     answer_version,
 )
+from kanawa_runtime.serve.http.pooled import Classify, Embeddings, Rerank
 from kanawa_runtime.serve.http.protocol import LoadRequest, detokenize_request, tokenize_request
 from kanawa_runtime.serve.http.responses import Responses
 from kanawa_runtime.serve.http.service import Service
+from kanawa_runtime.serve.pooling.engine import PoolingEngine
 
 Handler = Callable[[Exchange], Awaitable[None]]
+#: Statuses of routes with a body, and of those whose answers are computed.
+_TAKES = (400, 408, 413, 415)
+_ANSWERS = (*_TAKES, 404, 422, 429, 503)
 _JSON, _TEXT, _HTML, _EVENTS = "application/json", "text/plain", "text/html", "text/event-stream"
 
 
@@ -60,12 +65,9 @@ Further = Callable[[Service], list[Operation]]
 
 def operations(service: Service, further: Further | None = None) -> list[Operation]:
     """Returns every route of a server, those of `further` parts of it too."""
-    takes = (400, 408, 413, 415)
-    generates = (*takes, 404, 422, 429, 503)
-    both = (_JSON, _EVENTS)
-    texts, chat, partial = Completions(service), Chat(service), functools.partial
-    responses, messages, counts = Responses(chat), Messages(chat), TokenCounts(chat)
-    tokens, ids = tokenize_request(service.config), detokenize_request(service.model.engine.limits)
+    takes = _TAKES
+    partial, engine = functools.partial, service.model.engine
+    tokens, ids = tokenize_request(service.config), detokenize_request(engine.limits)
     tokenize = partial(answer_tokenize, service, tokens)
     detokenize = partial(answer_detokenize, service, ids)
     models, info = partial(answer_models, service), partial(answer_tokenizer_info, service)
@@ -73,6 +75,34 @@ def operations(service: Service, further: Further | None = None) -> list[Operati
     health, ready = partial(answer_health, service), partial(answer_health, service, ready=True)
     loads = (*takes, 403, 422, 429, 503)
     listed = [
+        *(_pooling(service, engine) if isinstance(engine, PoolingEngine) else _generating(service)),
+        Operation("GET", "/v1/models", "List models", models, "api"),
+        Operation("GET", "/v1/models/{name}", "Show a model", models, "api", refuses=(404,)),
+        Operation("POST", "/tokenize", "Tokenize", tokenize, "api", tokens, refuses=(*takes, 404, 422)),
+        Operation("POST", "/detokenize", "Detokenize", detokenize, "api", ids, refuses=(*takes, 404)),
+        Operation("GET", "/tokenizer_info", "Special tokens and template", info, "api"),
+        Operation("POST", "/load", "Load other weights", load, "admin", LoadRequest, refuses=loads),
+        Operation("GET", "/health", "Alive?", health, refuses=(503,)),
+        Operation("GET", "/ready", "Does it take requests?", ready, refuses=(503,)),
+        Operation("GET", "/metrics", "Prometheus metrics", metrics, kinds=(_TEXT,)),
+        Operation("GET", "/version", "Version", answer_version),
+        Operation("GET", "/", "A page to chat on", Page(), kinds=(_HTML,)),
+        *(further(service) if further is not None else ()),
+    ]
+
+    async def answer_document(exchange: Exchange) -> None:
+        await exchange.answer(document(listed))
+
+    listed.append(Operation("GET", "/openapi.json", "This document", answer_document))
+    return listed
+
+
+def _generating(service: Service) -> list[Operation]:
+    """Returns the routes of a model that writes texts."""
+    texts, chat = Completions(service), Chat(service)
+    responses, messages, counts = Responses(chat), Messages(chat), TokenCounts(chat)
+    both, generates = (_JSON, _EVENTS), _ANSWERS
+    return [
         Operation("POST", "/v1/completions", "Continue texts", texts, "api", texts.body, both, generates),
         Operation("POST", "/v1/chat/completions", "Answer a conversation", chat, "api", chat.body, both, generates),
         Operation("POST", "/v1/responses", "Answer items", responses, "api", responses.body, both, generates),
@@ -94,28 +124,20 @@ def operations(service: Service, further: Further | None = None) -> list[Operati
             counts,
             "api",
             counts.body,
-            refuses=(*takes, 404, 422, 503),
+            refuses=(*_TAKES, 404, 422, 503),
             error_body=error_of_messages,
         ),
-        Operation("GET", "/v1/models", "List models", models, "api"),
-        Operation("GET", "/v1/models/{name}", "Show a model", models, "api", refuses=(404,)),
-        Operation("POST", "/tokenize", "Tokenize", tokenize, "api", tokens, refuses=(*takes, 404, 422)),
-        Operation("POST", "/detokenize", "Detokenize", detokenize, "api", ids, refuses=(*takes, 404)),
-        Operation("GET", "/tokenizer_info", "Special tokens and template", info, "api"),
-        Operation("POST", "/load", "Load other weights", load, "admin", LoadRequest, refuses=loads),
-        Operation("GET", "/health", "Alive?", health, refuses=(503,)),
-        Operation("GET", "/ready", "Does it take requests?", ready, refuses=(503,)),
-        Operation("GET", "/metrics", "Prometheus metrics", metrics, kinds=(_TEXT,)),
-        Operation("GET", "/version", "Version", answer_version),
-        Operation("GET", "/", "A page to chat on", Page(), kinds=(_HTML,)),
-        *(further(service) if further is not None else ()),
     ]
 
-    async def answer_document(exchange: Exchange) -> None:
-        await exchange.answer(document(listed))
 
-    listed.append(Operation("GET", "/openapi.json", "This document", answer_document))
-    return listed
+def _pooling(service: Service, engine: PoolingEngine) -> list[Operation]:
+    """Returns the routes of a model whose texts are pooled."""
+    embeddings, rerank, classify = Embeddings(service, engine), Rerank(service, engine), Classify(service, engine)
+    return [
+        Operation("POST", "/v1/embeddings", "Embed texts", embeddings, "api", embeddings.body, refuses=_ANSWERS),
+        Operation("POST", "/v1/rerank", "Order documents", rerank, "api", rerank.body, refuses=_ANSWERS),
+        Operation("POST", "/classify", "Label texts", classify, "api", classify.body, refuses=_ANSWERS),
+    ]
 
 
 def document(listed: list[Operation]) -> dict[str, Any]:

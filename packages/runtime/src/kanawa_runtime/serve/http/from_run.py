@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kanawa.config import to_json
-from kanawa.contracts import CausalLM
+from kanawa.contracts import CausalLM, RepresentsText
 from kanawa.errors import UsageError
 
 from kanawa_runtime.data.chats.template import template_of
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, tokenizer_of, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.adapter_folder import load_adapter
+from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
 from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.serve.disaggregated.pairing import Pairing
@@ -21,6 +22,7 @@ from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.generate import check_generates
 from kanawa_runtime.serve.http.config import TrainingConfig
 from kanawa_runtime.serve.http.served_model import ServedModel
+from kanawa_runtime.serve.pooling.engine import Pooling, PoolingEngine
 from kanawa_runtime.serve.structured.grammars import Grammars
 
 logger = logging.getLogger(__name__)
@@ -59,11 +61,7 @@ def served_model(
         )
         raise UsageError(message)
     opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
-    tokenizer = tokenizer_of(opened)
-    if tokenizer is None:
-        places = [folder for folder in (directory / ORIGIN, directory) if other_tokenizers(folder)]
-        message = f"{unreadable(places[0] if places else directory)}; a server can't take texts without one"
-        raise UsageError(message)
+    tokenizer = _tokenizer(opened, directory)
     chosen = template_of(tokenizer.folder_files(), template)
     read = {called: load_adapter(folder, opened.trainer.model.config) for called, folder in (adapters or {}).items()}
     if read or training is not None:
@@ -98,6 +96,53 @@ def served_model(
     architecture = to_json(opened.composition.config.model)
     served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
     return served
+
+
+def pools(directory: Path, pooling: str | None) -> bool:
+    """Returns whether the model of a folder is served by its vectors or labels: as asked, or as it writes no texts."""
+    stored = None if pooling is not None else outline_of(directory)
+    kind = None if stored is None else stored.config._target
+    if stored is None or kind is None or not issubclass(kind, RepresentsText):
+        return pooling is not None
+    return not issubclass(kind, CausalLM) or kind.labels_of(stored.config) is not None
+
+
+def pooled_model(
+    directory: Path,
+    config: EngineConfig,
+    pooling: Pooling | None = None,
+    *,
+    name: str | None = None,
+    step: int | None = None,
+    target: str | None = None,
+    modifiers: tuple[str, ...] = (),
+) -> ServedModel:
+    """Returns the model of a folder behind an engine that pools texts and has not started yet.
+
+    Raises UsageError for a model that can't be pooled so, or has no tokenizer.
+    """
+    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
+    tokenizer = _tokenizer(opened, directory)
+    served = ServedModel(
+        name=name or directory.resolve().name,
+        engine=PoolingEngine(opened, config, pooling),
+        tokenizer=tokenizer,
+        template=template_of({}),
+        no_grammars="this model writes no texts",
+        step=opened.step,
+    )
+    architecture = to_json(opened.composition.config.model)
+    served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
+    return served
+
+
+def _tokenizer(opened: OpenedRun, directory: Path) -> Tokenizer:
+    tokenizer = tokenizer_of(opened)
+    if tokenizer is None:
+        places = [folder for folder in (directory / ORIGIN, directory) if other_tokenizers(folder)]
+        message = f"{unreadable(places[0] if places else directory)}; a server can't take texts without one"
+        raise UsageError(message)
+    return tokenizer
 
 
 def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> Draft | None:
