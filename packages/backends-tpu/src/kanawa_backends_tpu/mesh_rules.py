@@ -22,9 +22,6 @@ _TURN = ("rope-by-matmul", {"optional": True})
 _SAVE_ATTENTION = (_TURN, ("remat", {"policy": "save-qkv-and-output"}))
 _SAVE_ATTENTION_AND_GATE = (_TURN, ("remat", {"policy": "save-attention-and-gate"}))
 _SAVE_PROJECTIONS = (_TURN, ("remat", {"policy": "save-projections"}))
-_OFFLOAD_DOTS = (_TURN, ("remat", {"policy": "offload-dots"}))
-_OFFLOAD_ATTENTION = (_TURN, ("remat", {"policy": "offload-qkv-and-output"}))
-_ONE_ROW_OF_FOUR = (("accumulate", {"microbatches": 4}),)
 
 
 def _rule(name: str, mesh: dict[str, int] = _ALL, dcn: dict[str, int] = _ACROSS_SLICES, **demands: Any) -> MeshRule:
@@ -49,14 +46,13 @@ RULES = (
         min_parameters=MEDIUM,
         modifiers=_SAVE_ATTENTION,
     ),
+    # Where memory is short the planner chooses; the rule holds where nothing has to be recomputed.
     _rule(
-        "tpu.v4.medium",
-        devices=("v4",),
-        min_chips=16,
+        "tpu.short",
+        devices=("v4", "v5e", "v6e"),
+        min_chips=2,
         min_parameters=MEDIUM,
-        max_parameters=LARGE,
-        mesh={"data": -1, "fsdp": 16},
-        modifiers=_SAVE_ATTENTION,
+        modifiers=(_TURN,),
     ),
     _rule(
         "tpu.v5p.medium",
@@ -77,55 +73,6 @@ RULES = (
         # Over 512, a bf16 shard of a matrix 8,192 wide is 16 rows, and the compiler gathers it by summing zeros.
         mesh={"data": -1, "fsdp": 256},
         modifiers=_SAVE_ATTENTION_AND_GATE,
-    ),
-    # 16 GiB a chip: beside the state of a 7B model only the layers' inputs fit, and what waits in the host's memory.
-    _rule(
-        "tpu.v5e.large",
-        devices=("v5e",),
-        min_parameters=MEDIUM,
-        modifiers=_OFFLOAD_DOTS,
-    ),
-    # A whole batch on one slice leaves several rows a chip: one at a time.
-    _rule(
-        "tpu.v5e.medium.slice",
-        devices=("v5e",),
-        min_chips=256,
-        min_parameters=MEDIUM,
-        max_parameters=LARGE,
-        slices="single",
-        dcn={},
-        modifiers=(*_OFFLOAD_DOTS, *_ONE_ROW_OF_FOUR),
-    ),
-    _rule(
-        "tpu.v5e.medium.slices",
-        devices=("v5e",),
-        min_chips=1024,
-        min_parameters=MEDIUM,
-        max_parameters=LARGE,
-        slices="multi",
-        modifiers=_SAVE_PROJECTIONS,
-    ),
-    # 32 GB a chip.
-    _rule(
-        "tpu.v6e.medium.slices",
-        devices=("v6e",),
-        min_parameters=MEDIUM,
-        max_parameters=LARGE,
-        slices="multi",
-        modifiers=_OFFLOAD_ATTENTION,
-    ),
-    _rule(
-        "tpu.v6e.large",
-        devices=("v6e",),
-        min_parameters=LARGE + 1,
-        modifiers=(*_OFFLOAD_ATTENTION, *_ONE_ROW_OF_FOUR),
-    ),
-    _rule(
-        "tpu.v6e.large.slices",
-        devices=("v6e",),
-        min_parameters=LARGE + 1,
-        slices="multi",
-        modifiers=(_TURN, ("remat", {"policy": "offload-qkv-and-input"})),
     ),
     _rule(
         "tpu.v7x.large",

@@ -6,10 +6,11 @@ import sys
 import pytest
 from kanawa.cli.about.counts import Counts, short
 from kanawa.cli.about.page import kind_named
-from kanawa.cli.about.summary import first_sentence, source_file
+from kanawa.cli.about.summary import first_sentence
 from kanawa.cli.main import main
 from kanawa.errors import UnknownNameError
 from kanawa.plugins import host
+from kanawa.plugins.sources import source_file
 
 PARTS = '''
 """Parts of all kinds."""

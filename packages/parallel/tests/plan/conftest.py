@@ -62,8 +62,9 @@ def island():
 
 
 @pytest.fixture
-def unplaced_job(stranger, monkeypatch):
+def unplaced_job(stranger, monkeypatch, tmp_path):
     """The experiment `plan-job` and its devices, catalogued as a stranger's plugin would be; see `plan_job`."""
+    monkeypatch.setenv("KANAWA_CACHE", str(tmp_path / "cache"))
     folders = [str(TEXTS.with_name("workloads")), str(TEXTS.parents[1] / "pipeline")]
     for folder in folders:
         monkeypatch.syspath_prepend(folder)

@@ -1,11 +1,14 @@
 """Placement: what is chosen where the shipped rule's plan doesn't fit, why, and what stays the user's."""
 
+import json
+
 import kanawa as kn
 import pytest
 from kanawa.composition.experiment import compose
 from kanawa.composition.target import parse_target
 from kanawa.plugins import MeshRule
 from kanawa_parallel.plan.placement import answer as placement
+from kanawa_parallel.plan.placement import remembered
 from kanawa_parallel.plan.placement.choices import kept_sets, slices_of, spreads
 from kanawa_parallel.plan.placement.sketch import Kept
 from kanawa_parallel.plan.quick.estimate import quick_report
@@ -18,7 +21,7 @@ WORDS = ("plan-job", "tight-2", [], [ROWS])
 @pytest.fixture
 def placed(unplaced_job):
     """The job on two devices whose shipped rule's plan doesn't fit them."""
-    placement._ANSWERS.clear()
+    remembered._ANSWERS.clear()
     return compose(*WORDS)
 
 
@@ -29,12 +32,32 @@ def test_what_does_not_fit_by_the_rule_fits_where_it_is_placed(placed):
     assert by_rule.memory["total"] * ROOM > by_rule.memory_limit_bytes
 
 
-def test_the_choice_is_on_record_with_figures_and_others_and_is_the_same_again(placed):
+def test_the_choice_is_on_record_with_figures_and_others_and_is_the_same_again(placed, tmp_path):
     why = kn.show("plan-job", on="tight-2", set=ROWS).why("execution.mesh")[-1]
     assert why.set_by.startswith("mesh rule mesh, placement of kanawa-parallel") and "a step, " in why.set_by
     assert "; next: " in why.set_by and "traced" in why.set_by
-    placement._ANSWERS.clear()
+    remembered._ANSWERS.clear()
+    (tmp_path / "cache" / "placements.json").unlink()
     assert compose(*WORDS).rule == placed.rule and compose(*WORDS).config == placed.config
+
+
+def test_an_answer_is_cached_for_these_plugins_and_this_question(placed, tmp_path, monkeypatch):
+    file = tmp_path / "cache" / "placements.json"
+    held = json.loads(file.read_text())
+    assert len(held["answers"]) == 1
+    remembered._ANSWERS.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(placement, "estimated", None)
+        again = compose(*WORDS)
+    assert again.rule == placed.rule and again.rule.reason == placed.rule.reason and again.config == placed.config
+    compose("plan-job", "tight-2", [], ["batch_size=16"])
+    assert len(json.loads(file.read_text())["answers"]) == 2
+    # Of other plugins nothing counts, and a file that can't be read is none.
+    for text in (json.dumps({**held, "signature": "other"}), "{"):
+        file.write_text(text)
+        remembered._ANSWERS.clear()
+        compose(*WORDS)
+        assert json.loads(file.read_text())["answers"] == held["answers"]
 
 
 def test_one_device_and_a_rule_that_fits_are_left_alone(unplaced_job, monkeypatch):
@@ -50,7 +73,7 @@ def test_a_rule_that_pays_for_memory_stays_only_where_nothing_is_quicker(unplace
     monkeypatch.setattr(
         "kanawa.composition.experiment.find_rule", lambda *_: MeshRule(**{**vars(saves), "distribution": "x"})
     )
-    placement._ANSWERS.clear()
+    remembered._ANSWERS.clear()
     chosen = compose("plan-job", "box-4")
     seconds.append(sum(quick_report(chosen, "train_step").step_seconds_by.values()))
     assert chosen.rule.name == "placement" and seconds[1] < 0.97 * seconds[0]
@@ -61,7 +84,7 @@ def test_a_rule_of_the_user_wins_though_its_plan_does_not_fit(job):
 
 
 def test_what_the_user_set_stays(unplaced_job):
-    placement._ANSWERS.clear()
+    remembered._ANSWERS.clear()
     words = ['mesh:axes={"data":2}', "remat:policy=full", "accumulate:microbatches=2"]
     for word in words:
         composition = compose("plan-job", "tight-2", [word], [ROWS])
@@ -76,7 +99,7 @@ def test_what_the_user_set_stays(unplaced_job):
 
 
 def test_what_can_not_fit_says_what_would(unplaced_job, caplog):
-    placement._ANSWERS.clear()
+    remembered._ANSWERS.clear()
     composition = compose("plan-job", "tight-2", [], ["model.input_dim=512"])
     assert "nothing fits tight-2: the nearest" in composition.rule.reason and "what would: about tight-" in caplog.text
 

@@ -1,6 +1,7 @@
 """Opening a run, or a folder of another library, for use: its config, its model and its parameters."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition, Override, compose
 from kanawa.composition.naming import Base, with_other_data
 from kanawa.composition.plain import to_plain
-from kanawa.composition.target import parse_target
+from kanawa.composition.target import local_target, parse_target
 from kanawa.contracts import (
     DataSource,
     Environment,
@@ -31,6 +32,8 @@ from kanawa_runtime.runs.run_path import check_is_directory, looks_like_run, not
 from kanawa_runtime.runs.tokenizer_file import tokenizer_file
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import shown_place
+
+logger = logging.getLogger(__name__)
 
 
 class TrainedWorkload(Protocol):
@@ -82,7 +85,8 @@ def open_run(
     """Returns the run with its newest sound checkpoint, or that of `step`; raises UsageError where there is none.
 
     The mesh of the training run is dropped: `target` or this process's devices decide. Its batches, and frozen models
-    that only its loss asks, are of no concern to a model that `serves`. A folder that a catalogued
+    that only its loss asks, are of no concern to a model that `serves`; without a target it is spread over all of this
+    process's devices where it is placed so that they divide its weights. A folder that a catalogued
     model store holds, such as Hugging Face's, opens like a run at step 0. `data` is what `--data` says: the
     name of an experiment or a source, or files. Text is read by the tokenizer that lies in the folder.
     """
@@ -99,6 +103,7 @@ def open_run(
     saved_cfg = cfg.clone()
     if serves:
         cfg.set(model=without_companions(cfg.model))
+        target = target or _all_devices(cfg, modifiers, overrides)
         # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
         cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
     saved_tokenizer = tokenizer_file(directory)
@@ -144,6 +149,24 @@ def open_run(
     lengths = (trainer.model.trained_length(), cfg.data.sequence_length)
     longest = max((length for length in lengths if length is not None), default=None)
     return OpenedRun(directory, composition, trainer, where, params, state, restored.step, longest)
+
+
+def _all_devices(cfg: Any, modifiers: tuple[str, ...], overrides: Sequence[Override]) -> str | None:
+    """Returns the target of this process's devices where all of them serve a model quicker than one; else None."""
+    count = jax.local_device_count()
+    if count == 1 or jax.process_count() > 1 or any(text.partition(":")[0] == "mesh" for text in modifiers):
+        return None
+    here = local_target()
+    # The devices of one divided machine share its cores and its memory.
+    if here is None or parse_target(here).device.divisible:
+        return None
+    several = compose(cfg.clone().set(batch_size=count), here, modifiers, overrides, purpose="decode")
+    mesh, rule = several.config.execution.mesh, several.rule
+    if mesh is not None and set(mesh.axes) - {"data"}:
+        return here
+    why = f": {rule.reason}" if rule is not None and rule.reason else ""
+    logger.warning("one of %d devices serves, for copies on the others gain nothing%s", count, why)
+    return None
 
 
 def _trained_workload(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kanawa.cli.about.summary import source_file
 from kanawa.errors import INTERRUPTIONS
 from kanawa.local_path import cache_folder
-from kanawa.plugins import ComponentState, component, host
+from kanawa.plugins import ComponentState, component
+from kanawa.plugins.sources import plugins_signature
 
 if TYPE_CHECKING:
     from kanawa.config import Config
@@ -37,7 +36,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._file = cache_folder() / "parameter_counts.json"
-        self._signature = _signature()
+        self._signature = plugins_signature()
         self._known: dict[str, list[int]] = {}
         with contextlib.suppress(OSError, ValueError, AttributeError):
             record = json.loads(self._file.read_text())
@@ -100,17 +99,3 @@ def _counted(state: ComponentState) -> Count | None:
 
 def _key(state: ComponentState) -> str:
     return f"{state.kind} {state.key}"
-
-
-def _signature() -> str:
-    """Returns what counts depend on: the plugins' versions, and the age of their sources, which editors change."""
-    packages = {state.value.partition(":")[0].partition(".")[0] for state in host().components()} | {"kanawa"}
-    newest = 0
-    for package in sorted(filter(None, packages)):
-        file = source_file(package)
-        if file is None:
-            continue
-        files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
-        newest = max(newest, *(each.stat().st_mtime_ns for each in files))
-    text = f"{host().plugin_set_digest()} {sorted(packages)} {newest}"
-    return hashlib.sha256(text.encode()).hexdigest()

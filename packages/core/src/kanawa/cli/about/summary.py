@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.machinery
-import importlib.util
 import itertools
 import re
-from pathlib import Path
 
 from kanawa.plugins import ComponentState
+from kanawa.plugins.sources import source_file
 
 _LEAD = re.compile(r"^`[\w.-]+`:\s+")
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)`\]])[.;:](?=\s+[A-Z`]|$)")
@@ -35,22 +33,6 @@ def first_sentence(text: str) -> str:
     whole = (paragraph[:end] for end in ends if paragraph.count("(", 0, end) == paragraph.count(")", 0, end))
     line = next(whole, paragraph.rstrip("."))
     return line if _FORMULA.match(line) else line[:1].upper() + line[1:]
-
-
-def source_file(module: str) -> Path | None:
-    """Returns the file a module is read from, found without importing even its package; None for one without."""
-    top, *inner = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    for part in inner:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        # The finder looks into the package's folders itself: `find_spec("a.b")` would import `a`.
-        spec = importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations))
-    origin = None if spec is None else spec.origin
-    return Path(origin) if origin and origin.endswith(".py") else None
 
 
 def _documentation(module: str, name: str, follow: int = _MOST_IMPORTS) -> str:

@@ -1,16 +1,17 @@
 """The hook's answer: nothing where the shipped rule's plan fits, else the quickest of what was tried.
 
 One quick plan is traced a mesh, with all of each layer recomputed. What other policies and slices of the batch would
-take follows from it, and the best is planned once more as it will run.
+take follows from it, and the best is planned once more as it will run, unless it was traced so.
 """
 
+import contextlib
 import dataclasses
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 from kanawa.composition.placement import PlacementQuestion
-from kanawa.config import digest
 from kanawa.contracts import GradientStrategy, RematPolicy, Workload
 from kanawa.errors import KanawaError
 from kanawa.module import Module, count_parameters
@@ -22,6 +23,7 @@ from kanawa_parallel.passes import batch_cuts
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind
 from kanawa_parallel.plan.placement.choices import Choice, Modifier, Spread, kept_sets, slices_of, spreads
 from kanawa_parallel.plan.placement.reason import reason, too_large
+from kanawa_parallel.plan.placement.remembered import key_of, remembered
 from kanawa_parallel.plan.placement.sketch import Guess, Kept, Sketch
 from kanawa_parallel.plan.quick.estimate import Estimate, estimated
 from kanawa_parallel.plan.quick.roofline import HOST_BANDWIDTH
@@ -34,9 +36,9 @@ logger = logging.getLogger(__name__)
 #: Modifiers of a shipped rule that placement chooses itself; it takes the others over.
 _CHOSEN = ("remat", "accumulate", "offload-optimizer", "pipeline")
 #: A choice has to be this much quicker than one that changes less; and no mesh is tried that could gain no more.
-_GAIN, _ENOUGH = 0.02, 0.03
+_GAIN, _ENOUGH = 0.01, 0.03
 #: How many meshes are traced, and how many of the best choices are planned as they will run.
-_TRACED, _PLANNED = 5, 4
+_TRACED, _PLANNED = 5, 3
 #: How many of a mesh's choices are worth a second look: the quickest that fit, and the smallest.
 _WORTH = 100
 #: Bytes a parameter of a state in float32 with two moments.
@@ -44,10 +46,6 @@ _STATE_BYTES = 12
 _STEP = "train_step"
 _FULL: Modifier = ("remat", {"policy": "full"})
 _SLICED: Modifier = ("accumulate", {"microbatches": 2})
-
-
-#: What was answered in this process: composing asks again for each change that isn't one.
-_ANSWERS: dict[tuple[str, ...], MeshRule | None] = {}
 
 
 def answer(question: PlacementQuestion) -> MeshRule | None:
@@ -59,14 +57,24 @@ def answer(question: PlacementQuestion) -> MeshRule | None:
     if question.target.device.divisible:
         return None
     try:
-        with stage(f"placing for {question.target.selector}"):
+        with stage(f"placing for {question.target.selector}"), _without_collector():
             placer = _Placer(question)
-            if placer.key not in _ANSWERS:
-                _ANSWERS[placer.key] = placer.chosen()
-            return _ANSWERS[placer.key]
+            return remembered(placer.key, placer.chosen)
     except KanawaError as error:
         logger.info("nothing was placed: %s", error)
         return None
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Traces make millions of objects that live till their plan is done: looking for cycles takes a quarter more."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def limit_bytes(question: PlacementQuestion) -> int:
@@ -105,7 +113,7 @@ class _Placer:
         self.carried = tuple(modifier for modifier in others if modifier[0] not in _CHOSEN)
         first = Spread((("fsdp", question.target.jax_devices // question.target.slices),), _across(question))
         config = question.config(self.rule(first, (_FULL,)))
-        self.key = (digest(config, "all"), question.target.selector, repr(question.rule))
+        self.key = key_of(question, config)
         self.model: Module = config.model.build()
         self.keeps_mesh = dict(config.execution.mesh.axes) != dict(first.axes)
         self.first = Spread(tuple(config.execution.mesh.axes.items()), tuple(config.execution.mesh.dcn_axes.items()))
@@ -115,6 +123,8 @@ class _Placer:
         shape = config.batch_shape()
         self.length = 0 if shape is None else shape.length
         self.choices: list[Choice] = []
+        #: Choices that were planned as they will run, with their rules.
+        self.known: dict[Choice, MeshRule] = {}
         #: The choice that was confirmed.
         self.best: Choice | None = None
 
@@ -137,6 +147,8 @@ class _Placer:
             return None
         traced, ideal = 0, 0.0
         for spread in self._spreads():
+            if self._is_too_wide(spread):
+                continue
             planned = _planned(self.question, self.rule(spread, () if self.keeps_policy else (_FULL,)))
             if planned is None:
                 continue
@@ -154,6 +166,15 @@ class _Placer:
         if by_rule is not None and (self.best is None or self.best.guess.seconds > by_rule.seconds * (1 - _ENOUGH)):
             return None
         return placed
+
+    def _is_too_wide(self, spread: Spread) -> bool:
+        """Returns whether `tensor` was slower already in fewer parts than here, and another mesh fits."""
+        size, best = spread.size("tensor"), self._ordered()[:1]
+        narrower = [choice for choice in self.known if 1 < choice.spread.size("tensor") < size]
+        others = [choice for choice in self.known if choice.spread.size("tensor") == 1]
+        if not narrower or not others or not best or best[0].spread.size("tensor") > 1:
+            return False
+        return min(each.guess.seconds for each in narrower) > min(each.guess.seconds for each in others)
 
     def _by_rule(self) -> Guess | None:
         """Returns what the shipped rule's plan takes; None without a rule, and where it doesn't fit."""
@@ -195,10 +216,14 @@ class _Placer:
         optimizer = 0.0 if planned.prepared.composition.config.execution.optimizer_memory else kinds.get("optimizer", 0)
         away = Guess(2 * optimizer / HOST_BANDWIDTH, -float(optimizer))
         made = [
-            Choice(spread, kept, count, sketch.guess(kept, count), away, sketch.fixed_bytes)
-            for kept in sets
-            for count in counts
+            Choice(spread, kept, count, guess, away, sketch.fixed_bytes)
+            for kept, count, guess in sketch.guesses(sets, counts)
         ]
+        # The trace itself is no guess.
+        for at, one in enumerate(made):
+            if one.kept == Kept() and one.microbatches == 1:
+                made[at] = dataclasses.replace(one, guess=Guess(planned.times.seconds.total, _memory(planned)))
+                self.known[made[at]] = self.rule(spread, one.modifiers(self.keeps_policy))
         fitting = [choice for choice in made if choice.guess.memory_bytes * ROOM <= self.limit]
         quickest = sorted(fitting, key=lambda choice: choice.guess.seconds)[:_WORTH]
         smallest = sorted(made, key=lambda choice: choice.guess.memory_bytes)[:_WORTH]
@@ -219,7 +244,7 @@ class _Placer:
         """Returns the rule of the best choice as it will run: what was guessed of the likeliest is planned, till the
         best is one of these.
         """
-        known: dict[Choice, MeshRule] = {}
+        known = self.known
         for _ in range(_PLANNED):
             ordered = self._ordered()
             if not ordered or ordered[0] in known:
@@ -231,10 +256,13 @@ class _Placer:
             if planned is None:
                 continue
             found = Guess(planned.times.seconds.total, _memory(planned))
-            # What a plan needs more than was guessed, others on its mesh need too.
-            more = found.memory_bytes / choice.guess.memory_bytes
-            if found.memory_bytes * ROOM > self.limit:
-                self.choices = [one.needing(more) if one.spread == choice.spread else one for one in self.choices]
+            # What a plan takes more than was guessed, others on its mesh take too.
+            slower = max(1.0, found.seconds / choice.guess.seconds)
+            larger = found.memory_bytes / choice.guess.memory_bytes if found.memory_bytes * ROOM > self.limit else 1.0
+            self.choices = [
+                one.taking(slower, larger) if one.spread == choice.spread and one not in known else one
+                for one in self.choices
+            ]
             done = dataclasses.replace(choice, guess=found)
             self.choices.append(done)
             known[done] = rule

@@ -21,7 +21,7 @@ _MOST_SLICES = 32
 #: Names that are kept together or not at all.
 _TOGETHER = (("query", "key", "value"), ("attention_out", "attention_residuals"))
 #: Groups of names whose combinations are tried; the rest is recomputed.
-_MOST_GROUPS = 6
+_MOST_GROUPS = 7
 #: What the loop over layers holds anyway: it is sent away or stays. And what fused kernels need at once.
 _HELD, _STAYS = "layer_input", frozenset(("attention_out",))
 
@@ -40,6 +40,10 @@ class Spread:
         for name, size in (*self.axes, *self.across):
             parts *= size if name in ("fsdp", "tensor", "expert", "stage") else 1
         return parts
+
+    def size(self, axis: str) -> int:
+        """In how many parts an axis is inside a slice."""
+        return dict(self.axes).get(axis, 1)
 
     def __str__(self) -> str:
         inside = " x ".join(f"{name} {size}" for name, size in self.axes)
@@ -85,9 +89,10 @@ class Choice:
         seconds, size = self.guess.seconds + self.away.seconds, self.guess.memory_bytes + self.away.memory_bytes
         return dataclasses.replace(self, guess=Guess(seconds, size), optimizer_away=self.away.memory_bytes < 0)
 
-    def needing(self, times: float) -> "Choice":
-        """Returns the same with so many times the memory."""
-        return dataclasses.replace(self, guess=Guess(self.guess.seconds, self.guess.memory_bytes * times))
+    def taking(self, slower: float, larger: float) -> "Choice":
+        """Returns the same with so many times the seconds and the memory."""
+        guess = Guess(self.guess.seconds * slower, self.guess.memory_bytes * larger)
+        return dataclasses.replace(self, guess=guess)
 
     def __str__(self) -> str:
         name = policy_name(self.kept)

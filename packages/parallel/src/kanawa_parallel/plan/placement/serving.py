@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from typing import cast
 
 from kanawa.composition.placement import PlacementQuestion
+from kanawa.config import Config
 from kanawa.contracts import Workload
 from kanawa.errors import KanawaError, UsageError
 from kanawa.module import Module
 from kanawa.plugins import MeshRule
 
 from kanawa_parallel.divisibility import mesh_problems
+from kanawa_parallel.plan.placement.remembered import key_of, remembered
 from kanawa_parallel.plan.report.units import format_bytes, format_seconds
 from kanawa_parallel.plan.search.space import experts_of
 from kanawa_parallel.plan.serving_room import Decoding, Row
@@ -28,8 +30,14 @@ Axes = dict[str, int]
 
 def answer(question: PlacementQuestion) -> MeshRule | None:
     """Returns the mesh on which a decoding step is quickest, of those that hold the weights; None for no model."""
+    devices = question.target.jax_devices // question.target.slices
+    config = question.config(_rule(question, {"fsdp": devices}))
+    return remembered(("decode", *key_of(question, config)), lambda: _quickest(question, config, devices))
+
+
+def _quickest(question: PlacementQuestion, config: Config, devices: int) -> MeshRule | None:
     found: list[tuple[bool, float, Axes, Decoding, Row]] = []
-    for axes in _meshes(question):
+    for axes in _meshes(question, config, devices):
         if "fsdp" in axes and any(not full for full, *_ in found):
             # Gathering weights for each token is for those that fit no other way.
             break
@@ -70,11 +78,9 @@ def _rule(question: PlacementQuestion, axes: Axes) -> MeshRule:
     return MeshRule(name="placement", platform=question.target.device.platform, mesh=axes, dcn=across)
 
 
-def _meshes(question: PlacementQuestion) -> Iterable[Axes]:
+def _meshes(question: PlacementQuestion, config: Config, devices: int) -> Iterable[Axes]:
     """Returns the meshes that the model's sizes divide by: what splits weights first, and copies for what is left."""
     target = question.target
-    devices = target.jax_devices // target.slices
-    config = question.config(_rule(question, {"fsdp": devices}))
     if dict(config.execution.mesh.axes) != {"fsdp": devices}:
         return [{"fsdp": devices}]
     model = config.model.build()

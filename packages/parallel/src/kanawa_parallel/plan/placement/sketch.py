@@ -8,7 +8,9 @@ depends on the batch and repeat what moves parameters.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence, Set
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 
@@ -25,10 +27,6 @@ class Kept:
 
     save: frozenset[str] = frozenset()
     offload: frozenset[str] = frozenset()
-
-
-#: Nothing but each layer's input: all of it is recomputed.
-_NOTHING = Kept()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,49 +56,73 @@ class Sketch:
         self._layers = [_Layers(at, loop, outer) for at, (loop, outer) in enumerate(self._scopes) if _tags(loop)]
         #: Where each loop's activations are made, as often as they are read again.
         self._made_in = [_maker(layers, self._scopes) for layers in self._layers]
-        self._totals = functools.cache(self._added)
         self.tags = sorted({tag for layers in self._layers for tag in layers.bytes})
 
-    def guess(self, kept: Kept = _NOTHING, microbatches: int = 1) -> Guess:
-        """Returns what a step takes that keeps these activations, with its batch in so many slices."""
-        have = kept.save | kept.offload
+    def guesses(self, sets: Sequence[Kept], counts: Sequence[int]) -> Iterator[tuple[Kept, int, Guess]]:
+        """Yields what a step takes that keeps each set of activations, with its batch in each number of slices."""
+        haves = list(dict.fromkeys(kept.save | kept.offload for kept in sets))
+        totals, spared = self._totals(haves)
         hidden_cost = self._rates.machine.calibration.hidden_cost
-        added = [[*totals] for totals in self._totals(have)]
-        for layers, made_in in zip(self._layers, self._made_in, strict=True):
-            for at in (made_in, layers.at):
-                # Written once and read once; what leaves the device goes beside the loop's own work.
-                added[at][0] += sum(layers.bytes.get(tag, 0.0) for tag in have) / self._bandwidth
-                added[at][1] += sum(layers.bytes.get(tag, 0.0) for tag in kept.offload) / HOST_BANDWIDTH / microbatches
-        seconds = 0.0
-        for compute, early, waited in added:
-            beyond = max(0.0, early * microbatches - compute)
-            seconds += compute + hidden_cost * (early * microbatches - beyond) + beyond + waited
-        return Guess(seconds, self._memory(kept, microbatches))
+        for kept in sets:
+            at_have = haves.index(kept.save | kept.offload)
+            added = [[scope[at_have] for scope in each] for each in totals]
+            sent = [0.0] * len(added)
+            for layers, made_in in zip(self._layers, self._made_in, strict=True):
+                for at in (made_in, layers.at):
+                    # Written once and read once; what leaves the device goes beside the loop's own work.
+                    added[at][0] += sum(layers.bytes.get(tag, 0.0) for tag in haves[at_have]) / self._bandwidth
+                    sent[at] += sum(layers.bytes.get(tag, 0.0) for tag in kept.offload) / HOST_BANDWIDTH
+            for count in counts:
+                seconds = 0.0
+                for (compute, early, waited), copied in zip(added, sent, strict=True):
+                    beside = early * count + copied
+                    beyond = max(0.0, beside - compute)
+                    # The host's bus takes nothing from the cores.
+                    seconds += compute + hidden_cost * max(0.0, beside - beyond - copied) + beyond + waited
+                yield kept, count, Guess(seconds, self._memory(kept, spared[at_have], count))
 
     def least_seconds(self) -> float:
         """Returns what a step would take that recomputes nothing with a name and waits for nothing."""
-        return sum(compute for compute, _, _ in self._totals(frozenset(self.tags)))
+        totals, _ = self._totals([frozenset(self.tags)])
+        return sum(compute for (compute,), _, _ in totals)
 
-    def _added(self, have: frozenset[str]) -> list[tuple[float, float, float]]:
-        """Returns each scope's seconds of its own passes, of collectives beside them, and of those waited for."""
-        sums = []
-        dead_at = {layers.at: layers.dead(have) for layers in self._layers}
+    def _totals(self, haves: Sequence[frozenset[str]]) -> tuple[list[tuple[list[float], ...]], list[float]]:
+        """Returns seconds of each scope by what is there: of its own passes, of collectives beside them, of those
+        waited for; and the bytes of what was saved for the backward pass that it no longer reads.
+        """
+        live = {layers.at: layers.live(haves) for layers in self._layers}
+        totals = []
         for at, (loop, _) in enumerate(self._scopes):
-            dead = dead_at.get(at, frozenset())
-            compute = sum(spent for step, spent in loop.spent if step not in dead)
-            sent = [item for step, item in loop.moves if step not in dead]
-            early = sum(item.seconds for item in sent if not item.exposed_seconds)
-            sums.append((compute, early, sum(item.exposed_seconds for item in sent)))
-        return sums
+            steps = live[at].steps if at in live else []
+            early = [(step, item.seconds) for step, item in loop.moves if not item.exposed_seconds]
+            waited = [(step, item.exposed_seconds) for step, item in loop.moves]
+            totals.append(tuple(_sums(each, steps, len(haves)) for each in (loop.spent, early, waited)))
+        spared = [layers.spared_inputs(live[layers.at], len(haves)) for layers in self._layers]
+        return totals, [sum(each) for each in zip(*spared, strict=True)] if spared else [0.0] * len(haves)
 
-    def _memory(self, kept: Kept, microbatches: int) -> float:
-        have = kept.save | kept.offload
+    def _memory(self, kept: Kept, spared: float, microbatches: int) -> float:
         extra = sum(layers.bytes.get(tag, 0.0) for layers in self._layers for tag in kept.save)
-        spared = sum(layers.spared_inputs(have) for layers in self._layers)
         activations = max(0.0, self._peak - (self.fixed_bytes - self._arguments) + extra - spared) / microbatches
         # Gradients are summed beside those of a slice.
         sums = self._gradients if microbatches > 1 else 0.0
         return self.fixed_bytes + activations + sums
+
+
+class _Live(NamedTuple):
+    """What runs and is read, a bit for each set of activations that is there: of each step, and of each value."""
+
+    steps: list[int]
+    read: dict[Value, int]
+
+
+def _sums(items: Iterable[tuple[int, float]], live: Sequence[int], count: int) -> list[float]:
+    """Returns the sum of (step, amount) of the steps that run, for each of `count` bits."""
+    every = (1 << count) - 1
+    by_bits: dict[int, float] = {}
+    for step, amount in items:
+        bits = live[step] if step < len(live) else every
+        by_bits[bits] = by_bits.get(bits, 0.0) + amount
+    return [sum(amount for bits, amount in by_bits.items() if bits >> at & 1) for at in range(count)]
 
 
 class _Layers:
@@ -116,38 +138,38 @@ class _Layers:
             if tag:
                 size = walked.bytes(step.equation.outputs[0]) * self._turns
                 self.bytes[tag] = self.bytes.get(tag, 0.0) + size
-        self.dead = functools.cache(self._dead)
-        self.spared_inputs = functools.cache(self._spared_inputs)
 
-    def _live(self, have: Set[str]) -> tuple[set[int], set[Value]]:
-        """Returns the steps that still run, and the values that they read."""
-        scope = self.loop.walked.scope
-        needed = {value for value in scope.outputs if value is not None}
-        live: set[int] = set()
+    def live(self, haves: Sequence[frozenset[str]]) -> _Live:
+        """Returns what still runs and is read where each of these sets of activations is there."""
+        scope, every = self.loop.walked.scope, (1 << len(haves)) - 1
+        there = {tag: sum(1 << at for at, have in enumerate(haves) if tag in have) for tag in self.bytes}
+        steps, read = [0] * len(scope.equations), {value: every for value in scope.outputs if value is not None}
         for at in range(len(scope.equations) - 1, -1, -1):
             eqn = scope.equations[at]
-            if _tag(eqn) in have or not any(out in needed for out in eqn.outputs):
-                continue
-            live.add(at)
-            needed.update(value for value in eqn.inputs if value is not None)
-        return live, needed
+            bits = functools.reduce(operator.or_, (read.get(out, 0) for out in eqn.outputs), 0)
+            bits &= ~there.get(_tag(eqn), 0)
+            if bits:
+                steps[at] = bits
+                for value in eqn.inputs:
+                    if value is not None:
+                        read[value] = read.get(value, 0) | bits
+        return _Live(steps, read)
 
-    def _dead(self, have: frozenset[str]) -> frozenset[int]:
-        return frozenset(range(len(self.loop.walked.steps))) - self._live(have)[0]
-
-    def _spared_inputs(self, have: frozenset[str]) -> float:
-        """Returns the bytes of what was stacked for the loop and is no longer read."""
+    def spared_inputs(self, live: _Live, count: int) -> list[float]:
+        """Returns the bytes of what was stacked for the loop and is no longer read, for each of `count` bits."""
         if self._outer is None:
-            return 0.0
-        needed = self._live(have)[1]
+            return [0.0] * count
         memory: Memory = self._outer.memory
         step = next(s for s in self._outer.walked.steps if any(w is self.loop.walked for _, w in s.inner))
         inner = self.loop.walked.scope.inputs
         given = step.equation.inputs
-        pairs = zip(given, inner[len(inner) - len(given) :], strict=True)
-        unread = {value for value, inside in pairs if value is not None and inside not in needed}
-        stacked = {value: memory.buffers[value].bytes for value in unread if _is_stacked(memory, value)}
-        return sum(stacked.values())
+        unread: dict[Value, int] = {}
+        for value, inside in zip(given, inner[len(inner) - len(given) :], strict=True):
+            if value is not None and _is_stacked(memory, value):
+                # Read by nobody as far as one of the places that it comes in by goes.
+                unread[value] = unread.get(value, 0) | ~live.read.get(inside, 0)
+        sizes = [(bits, memory.buffers[value].bytes) for value, bits in unread.items()]
+        return [sum(size for bits, size in sizes if bits >> at & 1) for at in range(count)]
 
 
 def _maker(layers: _Layers, scopes: Sequence[tuple[Roofline, Roofline | None]]) -> int:
