@@ -1,6 +1,11 @@
 """Pictures from a folder to a trained, evaluated, exported classifier; exact after a kill and on eight devices."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import kanawa as kn
 import numpy as np
@@ -38,7 +43,8 @@ def small(folder, modifiers=("flip", "random-crop", "color-jitter"), on="cpu"):
 
 def losses(composition, run, steps=STEPS):
     Loop(composition, run, steps=steps).execute()
-    return [event["loss"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
+    # Of a step that was taken again, the last record counts.
+    return list({e["step"]: e["loss"] for e in read_events(run / "events.jsonl") if e["event"] == "step"}.values())
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,8 @@ def test_a_run_is_evaluated_reported_and_exported_with_the_names_of_its_classes(
     scores = kn.open(run).evaluate().scores
     assert (scores["unit"], scores["tokens"]) == ("images", evaluations[-1]["tokens"]) and scores["tokens"] > 1
     assert scores["metrics"] == evaluations[-1]["metrics"] and 0 <= scores["metrics"]["accuracy"] <= 1
+    program = next(event for event in read_events(run / "events.jsonl") if event["event"] == "program")
+    assert program["model_flops_per_step"] == 3 * 8 * kn.open(run).model.flops_per_row({"images": (16, 16, 3)})
     page = tmp_path / "page.html"
     assert main(["report", str(run), "--out", str(page)]) == 0
     text = page.read_text()
@@ -65,6 +73,25 @@ def test_a_run_is_evaluated_reported_and_exported_with_the_names_of_its_classes(
 def test_a_run_cut_short_goes_on_bit_for_bit(folder, run, tmp_path):
     cut = tmp_path / "cut"
     losses(small(folder), cut, steps=5)
+    assert losses(small(folder), cut) == [e["loss"] for e in read_events(run / "events.jsonl") if e["event"] == "step"]
+
+
+@pytest.mark.nightly
+def test_a_killed_process_goes_on_bit_for_bit(folder, run, tmp_path):
+    # The config as Python: a name of the catalog would need a package.
+    words = "import sys, test_vision as t; from pathlib import Path; "
+    words += "t.losses(t.small(Path(sys.argv[1])), Path(sys.argv[2]))"
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    cut = tmp_path / "cut"
+    process = subprocess.Popen([sys.executable, "-c", words, str(folder), str(cut)], env=environment)
+    try:
+        end = time.monotonic() + 240
+        while process.poll() is None and not list(cut.glob("checkpoints/4*")) and time.monotonic() < end:
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
     assert losses(small(folder), cut) == [e["loss"] for e in read_events(run / "events.jsonl") if e["event"] == "step"]
 
 

@@ -87,3 +87,9 @@ def test_a_classifier_needs_something_to_classify_by_and_a_name_for_each_class()
         "encoder has no class token, and pooling is None; set pooling=MeanPooling.Config()",
         "class_names has 2 names for 3 classes",
     ]
+
+
+def test_flops_are_those_that_others_count():
+    # 17.58 billion multiplications and additions (timm's and torchvision's figure of ViT-B/16 at 224 pixels).
+    model = kn.component("models", "vit-b-16")().build()
+    assert model.flops_per_row({"images": (224, 224, 3)}) / 2 == pytest.approx(17.58e9, rel=2e-3)

@@ -288,6 +288,17 @@ class Model(Module):
         del cfg
         return {}
 
+    @nowrap
+    def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float | None:
+        """Returns forward matmul FLOPs of a row whose arrays have these shapes; None where that isn't known.
+
+        Of rows of tokens: those of each token, which sees half of the row on average.
+        """
+        if "input_ids" not in shapes or "decoder_input_ids" in shapes:
+            return None
+        length = shapes["input_ids"][0]
+        return self.flops_per_token((length + 1) / 2) * length
+
     @abc.abstractmethod
     def forward(self, batch: Any) -> None:
         """Adds the training loss and metrics of a batch to the outputs."""

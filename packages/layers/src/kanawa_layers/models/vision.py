@@ -85,6 +85,13 @@ class VisionTransformer(kn.Module):
         x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), Sequences())
         return x if self.norm is None else self.norm(x)
 
+    @kn.nowrap
+    def flops_per_image(self, shape: tuple[int, ...]) -> float:
+        """Returns forward matmul FLOPs of an image [height, width, channels], each token seeing all."""
+        patches = math.prod(shape[:2]) // self.config.patches.patch_size**2
+        tokens = patches + self.config.num_prefix
+        return float(self.patches.flops_per_token(tokens) * patches + self.stack.flops_per_token(tokens) * tokens)
+
 
 def image_shape(cfg: VisionTransformer.Config) -> Mapping[str, tuple[int, ...]]:
     """Returns {"images": (side, side, channels)} of a tower with a learned position for each patch; {} of others."""
@@ -138,6 +145,11 @@ class ImageClassifier(Model):
             "axes": ("embed", "vocab"),
         }
         self.add_child("head", cfg.head, **shapes)
+
+    @kn.nowrap
+    def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns those of the encoder, and of the head once."""
+        return self.encoder.flops_per_image(shapes["images"]) + self.head.flops_per_token(1)
 
     def predict(self, images: Num[Array, "B H W C"]) -> Float[Array, "B classes"]:
         """Returns fp32 logits of the classes, for pixels 0 to 255 or images that are normalised already."""

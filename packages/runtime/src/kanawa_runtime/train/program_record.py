@@ -74,10 +74,9 @@ def program_record(trainer: Any, compiled: Any, precision: str) -> dict[str, Any
     mask leaves, nothing recomputed. `peak_flops_per_chip` is None where no figure is known: a processor's is a guess.
     """
     cfg = trainer.config
-    length = cfg.data.sequence_length
-    # Of other records nobody says how many tokens a row is.
-    has_tokens = "input_ids" in trainer.source.batch._fields and "decoder_input_ids" not in trainer.source.batch._fields
-    flops = _PASSES * trainer.model.flops_per_token((length + 1) / 2) * cfg.batch_size * length if has_tokens else None
+    fields = trainer.source.fields.items()
+    row = trainer.model.flops_per_row({name: field.shape for name, field in fields if field is not None})
+    flops = None if row is None else _PASSES * row * cfg.batch_size
     counts = {path: math.prod(spec.shape) for path, spec in flatten_paths(trainer.specs).items()}
     return {
         "program": "train_step",

@@ -6,11 +6,13 @@ import json
 import tarfile
 
 import numpy as np
+import pyarrow
 import pytest
 from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.images.files import ImageFiles
 from kanawa_runtime.data.images.items import items_of
 from PIL import Image
+from pyarrow import parquet
 
 
 def picture(shade):
@@ -67,6 +69,18 @@ def test_tables_name_files_and_classes(tmp_path, kind):
     assert source.account()["skipped"] == 1 and "gone.png" in source.account()["reasons"][0]
     # The order is that of the table; classes that are numbers come in the order of numbers.
     assert [(int(r["images"].max()), int(r["target_ids"])) for r in map(source.row, (0, 1))] == [(2, 1), (1, 0)]
+
+
+def test_tables_hold_the_bytes_of_pictures(tmp_path):
+    table = pyarrow.table(
+        {"image": [{"bytes": picture(1), "path": "x.png"}, {"bytes": picture(2), "path": None}], "label": [0, 1]}
+    )
+    parquet.write_table(table, tmp_path / "all.parquet")
+    source = read(tmp_path, "all.parquet", validation_one_in=0, class_names=("0", "1"))
+    assert [(int(r["images"].max()), int(r["target_ids"])) for r in map(source.row, (0, 1))] == [(1, 0), (2, 1)]
+    parquet.write_table(pyarrow.table({"image": [7], "label": [0]}), tmp_path / "bad.parquet")
+    with pytest.raises(CorpusError, match="bad.parquet#1: image is int, expected the path of a picture or its bytes"):
+        listed(tmp_path, "bad.parquet")
 
 
 def test_a_table_without_the_field_says_which_it_has(tmp_path):

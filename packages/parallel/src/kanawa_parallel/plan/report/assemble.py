@@ -105,8 +105,9 @@ class ModelRequest:
 
     @classmethod
     def of_program(cls, prepared: Prepared, program: Program) -> "ModelRequest":
-        """Reads the shapes of the program's inputs and counts by the model's own `flops_per_token`."""
+        """Reads the shapes of the program's inputs and counts by the model's own `flops_per_row`."""
         model: Any = prepared.workload.model
+        own: float | None = None
         shape = prepared.composition.config.batch_shape()
         if program.name == DECODE and shape is not None:
             # A decoding step reads the whole cache for its one new token.
@@ -118,9 +119,11 @@ class ModelRequest:
             # A row of another record counts as one position.
             rows, length = batch.input_ids.shape if "input_ids" in batch._fields else (batch[0].shape[0], 1)
             context, passes = (length + 1) / 2, 3 if program.name == "train_step" else 1
+            held = zip(batch._fields, batch, strict=True)
+            own = model.flops_per_row({name: array.shape[1:] for name, array in held if array is not None})
         mesh = prepared.environment.mesh
         tokens = rows * length
-        flops = passes * model.flops_per_token(context) * tokens
+        flops = passes * (model.flops_per_token(context) * tokens if own is None else own * rows)
         names = {} if mesh is None or mesh.size == 1 else dict(mesh.shape)
         return cls(tokens, flops, module_paths(model), names, prepared.environment.plan.precision.compute)
 

@@ -119,11 +119,8 @@ class ImageFiles(PictureSource):
     def picture(self, number: int) -> tuple[Any, int]:
         """Returns a picture, read and decoded now; raises PictureError, CorpusError for what can't be read."""
         cfg, item = self.config, self._split[number]
-        with opened_as_it_is(item.address) as stream:
-            stream.seek(item.start)
-            data = stream.read(-1 if item.size is None else item.size)
         try:
-            picture = decoded(data, cfg.channels, cfg.max_pixels, convert=cfg.convert)
+            picture = decoded(_bytes(item), cfg.channels, cfg.max_pixels, convert=cfg.convert)
         except PictureError as error:
             place = item.address if item.size is None else item.name
             message = f"{place}: {error}"
@@ -148,8 +145,18 @@ class ImageFiles(PictureSource):
         return {"name": item.name, "label": item.label, "address": item.address}
 
 
+def _bytes(item: Item) -> bytes:
+    if item.data is not None:
+        return item.data
+    with opened_as_it_is(item.address) as stream:
+        stream.seek(item.start)
+        return stream.read(-1 if item.size is None else item.size)
+
+
 def _size(item: Item) -> int:
     """Returns the bytes of a picture; 0 at an address, where asking takes a request each."""
+    if item.data is not None:
+        return len(item.data)
     if item.size is not None:
         return item.size
     path = Path(item.address)

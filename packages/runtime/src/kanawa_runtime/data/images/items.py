@@ -25,6 +25,7 @@ _SPLITS: dict[str, Split] = {
     "test": "validation",
 }
 _FEW_SHOWN = 5
+_MOST_HELD_BYTES = 1 << 32
 
 
 class Item(NamedTuple):
@@ -37,6 +38,8 @@ class Item(NamedTuple):
     start: int = 0
     size: int | None = None
     split: Split | None = None
+    #: The bytes themselves, of tables that hold them.
+    data: bytes | None = None
 
 
 def items_of(
@@ -83,28 +86,52 @@ def _of_folders(files: list[Found]) -> Iterator[Item]:
 def _of_tables(
     files: list[Found], image_field: str, label_field: str, on_bad: str, problems: list[str]
 ) -> Iterator[Item]:
-    """Yields the pictures that rows name, their paths relative to the table's folder; a field `split` is honoured."""
+    """Yields the pictures that rows name, by paths relative to the table's folder, or hold as bytes.
+
+    A field `split` is honoured.
+    """
+    held = 0
     for file in files:
         for number, fields, unreadable in read_rows(file.address):
+            place = record_name(file.address, number)
             problem = unreadable or _table_problem(fields, image_field, label_field)
-            path = "" if problem else str(fields[image_field])
-            address = path if is_address(path) else _beside(file.address, path)
-            if not problem and not is_address(address) and not Path(address).is_file():
-                problem = f"{image_field}: {address} isn't there; paths are relative to the table"
+            image = "" if problem else fields[image_field]
+            # Hugging Face's tables hold {"bytes": …, "path": …}.
+            image = image.get("bytes") or image.get("path") if isinstance(image, dict) else image
+            address = place
+            if isinstance(image, bytes):
+                held += len(image)
+                _check_memory(held, place)
+            elif not problem:
+                address = str(image) if is_address(str(image)) else _beside(file.address, str(image))
+                if not is_address(address) and not Path(address).is_file():
+                    problem = f"{image_field}: {address} isn't there; paths are relative to the table"
             if problem:
-                _refuse(f"{record_name(file.address, number)}: {problem}", on_bad, problems)
+                _refuse(f"{place}: {problem}", on_bad, problems)
                 continue
             split = _SPLITS.get(str(fields.get("split", "")).lower())
-            yield Item(record_name(file.name, number), str(fields[label_field]), address, split=split)
+            data = image if isinstance(image, bytes) else None
+            yield Item(record_name(file.name, number), str(fields[label_field]), address, split=split, data=data)
+
+
+def _check_memory(held: int, place: str) -> None:
+    if held > _MOST_HELD_BYTES:
+        message = (
+            f"{place}: tables hold more than {_MOST_HELD_BYTES >> 30} GiB of pictures, which stay in memory; write "
+            "them as files or as .tar shards"
+        )
+        raise CorpusError(message)
 
 
 def _table_problem(fields: Mapping[str, Any], image_field: str, label_field: str) -> str:
     for field in (image_field, label_field):
         if field not in fields or fields[field] in ("", None):
             return f"no {field}{did_you_mean(field, fields)}; the row has {', '.join(fields)}"
-    path = fields[image_field]
-    if not isinstance(path, str):
-        return f"{image_field} is {type(path).__name__}, expected the path of a picture"
+    image = fields[image_field]
+    if not isinstance(image, str | bytes) and not (
+        isinstance(image, dict) and (image.get("bytes") or image.get("path"))
+    ):
+        return f"{image_field} is {type(image).__name__}, expected the path of a picture or its bytes"
     return ""
 
 
