@@ -131,7 +131,9 @@ def mesh_axes(row: Row) -> tuple[dict[str, int], dict[str, int]]:
     axes: dict[str, int] = {}
     dcn: dict[str, int] = {}
     for name, size, place in re.findall(r"\b([a-z_]+)=(\d+)( over DCN)?", row["parallelism"]):
-        (dcn if place else axes)[names.get(name, name)] = int(size)
+        into, ours = (dcn if place else axes), names.get(name, name)
+        # Two axes of theirs may be one of ours.
+        into[ours] = into.get(ours, 1) * int(size)
     devices = parse_target(row["target"]).jax_devices // max(1, _product(dcn))
     # An expert axis inside data, fsdp or tensor counts devices twice.
     if _product(axes) > devices and "expert" in axes:

@@ -12,7 +12,7 @@ _AXLEARN = "AXLearn (MLSys 2026), tables of end-to-end training"
 _DGXC = "NVIDIA/dgxc-benchmarking v25.02, maxtext/README_70b.md"
 _RECIPES = "AI-Hypercomputer/gpu-recipes d57d222, training/a3mega/llama-2-7b/maxtext-pretraining-gke/README.md"
 
-#: What quick plans reach, by `benchmarks/plan_accuracy.py` on the rows that its file calls fitted.
+#: What quick plans reach; `benchmarks/plan_calibration/quick_shares.py` judges it by published steps, and refits it.
 _QUICK = Calibration(
     compute_share=0.75,
     kernel_shares={"attention": 0.35, "grouped_matmul": 0.4},

@@ -21,7 +21,7 @@ _ASSUMED = Calibration(
     network_share=0.5,
 )
 
-#: What quick plans reach, by `benchmarks/plan_accuracy.py` on the rows that its file calls fitted.
+#: What quick plans reach; `benchmarks/plan_calibration/quick_shares.py` judges it by published steps, and refits it.
 _QUICK = replace(
     _ASSUMED,
     kernel_shares={"attention": 0.5},
