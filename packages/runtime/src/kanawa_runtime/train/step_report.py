@@ -137,10 +137,10 @@ class StepReport:
             numbers[name] = float(part[0] / part[1]) if ratio and part[1] else float(part[0])
         return numbers
 
-    def own_means(self, values: np.ndarray) -> dict[str, float]:
-        """Returns the means that the model itself recorded, not its layers, such as an accuracy."""
-        means = {name for name, kind, _ in self.layout if kind is Mean and "." not in name}
-        return {name: number for name, number in self.read(values).items() if name in means}
+    def own_means(self, values: np.ndarray, *, of_loss: bool = False) -> dict[str, float]:
+        """Returns the means that the model itself recorded, not its layers, such as an accuracy; and its `loss`."""
+        own = {name: name.removeprefix("loss.") if of_loss else name for name, kind, _ in self.layout if kind is Mean}
+        return {own[name]: number for name, number in self.read(values).items() if "." not in own.get(name, ".")}
 
     def by_source(self, names: Sequence[str], values: np.ndarray | None = None) -> dict[str, dict[str, float]]:
         """Returns the loss and the tokens of each source that gave any, by name: {} of a step without a mixture."""
