@@ -79,16 +79,26 @@ class SpeechRecogniser(Model):
         x, num_frames = self._heard(audio, audio_lengths)
         return self.head.labels(x, num_frames, most)
 
+    def hear(
+        self, audio: Float[Array, "B N"], audio_lengths: Int[Array, " B"]
+    ) -> tuple[Float[Array, "B T V"], Int[Array, " B"]]:
+        """Returns fp32 log-probabilities of the frames of sound, for `prefix_beam`, and how many are each row's own."""
+        x, num_frames = self._heard(audio, audio_lengths)
+        return jax.nn.log_softmax(self._ctc().logits(x)), num_frames
+
     def predict(
         self, input_features: Float[Array, "B T M"], num_frames: Int[Array, " B"] | None = None
     ) -> Float[Array, "B T2 V"]:
         """Returns fp32 logits of every frame; raises ModuleError for a head that has none without labels."""
-        if not isinstance(self.head, CTCHead):
-            message = f"{self.path}: {type(self.head).__name__} has no logits of frames alone; call transcribe"
-            raise ModuleError(message)
         if num_frames is None:
             num_frames = jnp.full(input_features.shape[:1], input_features.shape[1], jnp.int32)
-        return self.head.logits(self.encode(input_features, num_frames)[0])
+        return self._ctc().logits(self.encode(input_features, num_frames)[0])
+
+    def _ctc(self) -> CTCHead:
+        if isinstance(self.head, CTCHead):
+            return self.head
+        message = f"{self.path}: {type(self.head).__name__} has no logits of frames alone; call transcribe"
+        raise ModuleError(message)
 
     def _heard(
         self, audio: Float[Array, "B N"], audio_lengths: Int[Array, " B"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from kanawa.config import REQUIRED, Config, Count, Positive, Size, to_json
+from kanawa.config import Config, Count, Positive, Size, to_json
 from kanawa.contracts import SpeechBatch
 from kanawa.contracts.data import DataSource, RowField, Split
 
@@ -45,7 +45,7 @@ class SpeechSource(DataSource):
 
     class Config(DataSource.Config):
         sequence_length: Size = 128
-        records: RecordFiles.Config = REQUIRED
+        records: RecordFiles.Config = RecordFiles.Config()
         audio: str = "audio"
         text: str = "text"
         alphabet: str = "abcdefghijklmnopqrstuvwxyz' "
