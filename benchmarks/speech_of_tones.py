@@ -18,8 +18,15 @@ from kanawa_layers.speech.ctc_decoding import prefix_beam
 from kanawa_layers.speech.word_errors import word_error_rate
 
 RATE, SENTENCES, STEPS = 16_000, 1200, 500
-WORDS = "left right up down stop go slow fast red blue green one two three four five open close door light".split()
+_SPOKEN = "left right up down stop go slow fast red blue green one two three four five open close door light"
+WORDS = tuple(_SPOKEN.split())
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def say(line: str) -> None:
+    """Writes a line."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def spoken(text: str, generator: np.random.Generator) -> np.ndarray:
@@ -65,14 +72,14 @@ def learn(model: str, folder: Path, steps: int) -> None:
     transcribe = jax.jit(lambda p, s, x, n: kn.functional(run.model, "transcribe")(p, s, x, n, 24)[0])
     audio = batch["audio"], batch["audio_lengths"]
     greedy = [rows.text_of(ids) for ids in np.asarray(transcribe(run.params, run.state, *audio))]
-    print(f"{model}: {steps} steps in {seconds:.0f} s; word error rate {word_error_rate(said, greedy):.1%} (greedy)")
+    say(f"{model}: {steps} steps in {seconds:.0f} s; word error rate {word_error_rate(said, greedy):.1%} (greedy)")
     if hasattr(run.model.head, "logits"):
         hear = jax.jit(lambda p, s, x, n: kn.functional(run.model, "hear")(p, s, x, n)[0])
         logs, counts = hear(run.params, run.state, *audio)
         best = [prefix_beam(np.asarray(z)[:n], blank=z.shape[1] - 1)[0][0] for z, n in zip(logs, counts, strict=True)]
-        print(f"{model}: word error rate {word_error_rate(said, map(rows.text_of, best)):.1%} (beam of 8)")
+        say(f"{model}: word error rate {word_error_rate(said, map(rows.text_of, best)):.1%} (beam of 8)")
     for one, other in list(zip(said, greedy, strict=True))[:4]:
-        print(f"  said {one!r}, heard {other!r}")
+        say(f"  said {one!r}, heard {other!r}")
 
 
 def main() -> None:

@@ -11,10 +11,12 @@ from kanawa.contracts import (
     BATCH_AXES,
     ENCODER_DECODER_BATCH_AXES,
     IMAGE_BATCH_AXES,
+    IMAGE_TEXT_BATCH_AXES,
     SPEECH_BATCH_AXES,
     Batch,
     EncoderDecoderBatch,
     ImageBatch,
+    ImageTextBatch,
     SpeechBatch,
 )
 
@@ -38,6 +40,7 @@ def test_tokens_become_inputs_and_the_targets_one_later(rows, length, seed):
         (Batch, BATCH_AXES),
         (EncoderDecoderBatch, ENCODER_DECODER_BATCH_AXES),
         (ImageBatch, IMAGE_BATCH_AXES),
+        (ImageTextBatch, IMAGE_TEXT_BATCH_AXES),
         (SpeechBatch, SPEECH_BATCH_AXES),
     ],
 )

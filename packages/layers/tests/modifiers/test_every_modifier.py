@@ -15,7 +15,7 @@ import kanawa as kn
 import pytest
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.modifiers import configured, parse_modifier
-from kanawa.contracts import Batch, EncoderDecoderBatch, ImageBatch, SpeechBatch
+from kanawa.contracts import Batch, EncoderDecoderBatch, ImageBatch, ImageTextBatch, SpeechBatch
 from kanawa.errors import ConfigError, KanawaError
 from kanawa.plugins import host
 from kanawa_layers.convert.families import model_config
@@ -60,7 +60,7 @@ BEFORE = dict.fromkeys(("cispo", "dapo", "gspo"), "policy-loss")
 ALREADY = {
     "sinks": {"gpt_oss"},
     "moe-loss-free": {"deepseek_v3", "deepseek_v32", "glm4_moe"},
-    "no-positions": {"bert", "gpt2", "vit", "whisper"},
+    "no-positions": {"bert", "clip", "gpt2", "siglip", "vit", "whisper"},
 }
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 NAMES = sorted(s.name for s in host().components("modifiers") if s.distribution == "kanawa-layers")
@@ -81,6 +81,9 @@ def batch_of(cfg):
     if kind is ImageBatch:
         side = math.isqrt(cfg.encoder.positions.max_length - 1) * cfg.encoder.patches.patch_size
         return ImageBatch(jnp.ones((2, side, side, 3), jnp.uint8), jnp.ones(2, jnp.int32), jnp.ones(2))
+    if kind is ImageTextBatch:
+        (side, _, channels), ids = cfg._target.row_shapes(cfg)["images"], ints
+        return ImageTextBatch(jnp.ones((2, side, side, channels), jnp.uint8), ids, ids, jnp.ones(2))
     if kind is SpeechBatch:
         return SpeechBatch(
             jnp.ones((2, 1600)), jnp.full(2, 1600, jnp.int32), jnp.ones((2, 3), jnp.int32), jnp.ones((2, 3))

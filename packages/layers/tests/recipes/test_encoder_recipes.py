@@ -15,6 +15,8 @@ PUBLISHED = {
     "t5-v1.1-base": 247_577_856,
     "vit-b-16": 86_567_656,
     "vit-l-16": 304_326_632,
+    "clip-vit-b-32": 151_277_313,
+    "siglip-b-16": 203_155_970,
     # Without the encoder's positions, which are stored and not trained.
     "whisper-tiny": 37_760_640 - 1500 * 384,
     "whisper-base": 72_593_920 - 1500 * 512,

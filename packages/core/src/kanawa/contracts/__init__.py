@@ -5,12 +5,14 @@ from kanawa.config import connect_catalog
 from kanawa.contracts.batch import BATCH_AXES as BATCH_AXES
 from kanawa.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES
 from kanawa.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
+from kanawa.contracts.batch import IMAGE_TEXT_BATCH_AXES as IMAGE_TEXT_BATCH_AXES
 from kanawa.contracts.batch import SOURCE_LOSS as SOURCE_LOSS
 from kanawa.contracts.batch import SPEECH_BATCH_AXES as SPEECH_BATCH_AXES
 from kanawa.contracts.batch import Batch as Batch
 from kanawa.contracts.batch import DrawnTargets as DrawnTargets
 from kanawa.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch
 from kanawa.contracts.batch import ImageBatch as ImageBatch
+from kanawa.contracts.batch import ImageTextBatch as ImageTextBatch
 from kanawa.contracts.batch import PreferenceBatch as PreferenceBatch
 from kanawa.contracts.batch import RolloutBatch as RolloutBatch
 from kanawa.contracts.batch import SpeechBatch as SpeechBatch

@@ -119,6 +119,18 @@ class ImageBatch(NamedTuple):
     loss_weights: Float[Array, " batch"]
 
 
+class ImageTextBatch(NamedTuple):
+    """Pairs: images as in ImageBatch, each with the ids of its text; weight 0 is padding.
+
+    `segment_ids` are 1 for text and 0 for padding after it.
+    """
+
+    images: Num[Array, "batch height width channels"]
+    input_ids: Int[Array, "batch length"]
+    segment_ids: Int[Array, "batch length"]
+    loss_weights: Float[Array, " batch"]
+
+
 class SpeechBatch(NamedTuple):
     """Speech, one channel from -1 to 1 at the source's rate, with the ids of what was said; no samples are padding.
 
@@ -134,4 +146,7 @@ class SpeechBatch(NamedTuple):
 
 ENCODER_DECODER_BATCH_AXES: Any = EncoderDecoderBatch._make([("batch", "length")] * 8)
 IMAGE_BATCH_AXES: Any = ImageBatch._make([("batch", None, None, None), ("batch",), ("batch",)])
+IMAGE_TEXT_BATCH_AXES: Any = ImageTextBatch._make(
+    [("batch", None, None, None), ("batch", "length"), ("batch", "length"), ("batch",)]
+)
 SPEECH_BATCH_AXES: Any = SpeechBatch._make([("batch", None), ("batch",), ("batch", "length"), ("batch", "length")])

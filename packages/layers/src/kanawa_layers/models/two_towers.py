@@ -1,0 +1,226 @@
+"""Images and texts in one space: CLIP (arXiv:2103.00020) and SigLIP (arXiv:2303.15343)."""
+
+import abc
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Bool, Float, Int, Num
+from kanawa.arrays.init import Constant
+from kanawa.contracts import FeedForward, ImageTextBatch, Model, Norm, Sequences, Stack
+
+from kanawa_layers.attention.cross import CrossAttention
+from kanawa_layers.basic.embedding import Embedding
+from kanawa_layers.basic.linear import Linear, add_linear
+from kanawa_layers.basic.norms import LayerNorm
+from kanawa_layers.basic.pooling import Pooling
+from kanawa_layers.losses.passed_around import sigmoid_contrastive_over_devices, softmax_contrastive_over_devices
+from kanawa_layers.models.vision import VisionTransformer, image_shape
+from kanawa_layers.positions.absolute import AbsolutePositions
+
+
+class ContrastiveLoss(kn.Module):
+    """Scores of pairs from cosines, and their loss; rows may be spread over devices."""
+
+    @abc.abstractmethod
+    def scores(self, cosines: Float[Array, "N M"]) -> Float[Array, "N M"]:
+        """Returns logits of cosines."""
+
+    @abc.abstractmethod
+    def forward(
+        self, images: Float[Array, "N D"], texts: Float[Array, "N D"], valid: Bool[Array, " N"]
+    ) -> Float[Array, " N"]:
+        """Returns each pair's loss for vectors of length 1."""
+
+
+class SoftmaxPairs(ContrastiveLoss):
+    """CLIP's: each side picks its pair among all others. The scale is learned as its logarithm, at most ln 100."""
+
+    class Config(ContrastiveLoss.Config):
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"logit_scale": "logit_scale"})
+
+    def setup(self) -> None:
+        """Declares `logit_scale`, at first ln(1 / 0.07)."""
+        self.add_param("logit_scale", (), axes=(), init=Constant(math.log(1 / 0.07)), weight_decay=0.0)
+
+    def scores(self, cosines: Float[Array, "N M"]) -> Float[Array, "N M"]:
+        """Returns scaled cosines."""
+        return self._scale() * cosines
+
+    def forward(
+        self, images: Float[Array, "N D"], texts: Float[Array, "N D"], valid: Bool[Array, " N"]
+    ) -> Float[Array, " N"]:
+        """Returns the mean of both directions' cross entropy."""
+        return softmax_contrastive_over_devices(images, texts, self._scale(), valid)
+
+    def _scale(self) -> Float[Array, ""]:
+        return jnp.exp(jnp.minimum(self.param("logit_scale", jnp.float32), math.log(100.0)))
+
+
+class SigmoidPairs(ContrastiveLoss):
+    """SigLIP's: each pair is right or wrong by itself. Starts at scale 10 and bias -10."""
+
+    class Config(ContrastiveLoss.Config):
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"logit_scale": "logit_scale", "logit_bias": "logit_bias"})
+
+    def setup(self) -> None:
+        """Declares `logit_scale`, a logarithm, and `logit_bias`."""
+        self.add_param("logit_scale", (1,), axes=(None,), init=Constant(math.log(10.0)), weight_decay=0.0)
+        self.add_param("logit_bias", (1,), axes=(None,), init=Constant(-10.0), weight_decay=0.0)
+
+    def scores(self, cosines: Float[Array, "N M"]) -> Float[Array, "N M"]:
+        """Returns scaled cosines and the bias."""
+        scale, bias = self._numbers()
+        return scale * cosines + bias
+
+    def forward(
+        self, images: Float[Array, "N D"], texts: Float[Array, "N D"], valid: Bool[Array, " N"]
+    ) -> Float[Array, " N"]:
+        """Returns each image's summed binary loss against all texts."""
+        return sigmoid_contrastive_over_devices(images, texts, *self._numbers(), valid)
+
+    def _numbers(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return jnp.exp(self.param("logit_scale", jnp.float32)[0]), self.param("logit_bias", jnp.float32)[0]
+
+
+class AttentionPooling(Pooling):
+    """A learned query attends to all tokens, then a feed-forward (Lee et al. 2019, arXiv:1810.00825; SigLIP)."""
+
+    attention: CrossAttention
+    norm: Norm
+    feed_forward: FeedForward
+
+    class Config(Pooling.Config):
+        attention: CrossAttention.Config = kn.REQUIRED
+        norm: Norm.Config = LayerNorm.Config()
+        feed_forward: FeedForward.Config = kn.REQUIRED
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            children={"attention": "attention", "norm": "layernorm", "feed_forward": "mlp"},
+            tensors={"probe": kn.foreign.Tensor(name="probe", form=kn.foreign.Permuted.Config(order=(-1, -1, 0)))},
+        )
+
+    def setup(self) -> None:
+        """Declares `probe` [embed] and the parts."""
+        width = self.config.input_dim
+        self.add_param("probe", (width,), axes=("embed",), init=kn.normal(0.02), weight_decay=0.0)
+        for name in ("attention", "norm", "feed_forward"):
+            self.add_child(name, getattr(self.config, name), input_dim=width)
+
+    def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
+        """Returns one vector a row."""
+        segments = None if valid is None else valid.astype(jnp.int32)
+        sequences = Sequences(memory=x, memory_segment_ids=segments)
+        probe = jnp.broadcast_to(self.param("probe")[None, None], (x.shape[0], 1, x.shape[2]))
+        y, _ = self.attention(probe, sequences)
+        return (y + self.feed_forward(self.norm(y), Sequences()))[:, 0]
+
+
+class TextTower(kn.Module):
+    """Texts to a vector each: that of the first `end_id`, or of a row's last place where that is None, projected."""
+
+    embedding: Embedding
+    positions: AbsolutePositions
+    stack: Stack
+    norm: Norm
+    projection: Linear
+
+    class Config(kn.Module.Config):
+        input_dim: kn.Size = kn.REQUIRED
+        output_dim: kn.Size = kn.FROM_PARENT
+        vocab_size: kn.Size = kn.REQUIRED
+        end_id: kn.Count | None = None
+        embedding: Embedding.Config = Embedding.Config()
+        positions: AbsolutePositions.Config = kn.REQUIRED
+        stack: Stack.Config = kn.REQUIRED
+        norm: Norm.Config = LayerNorm.Config()
+        projection: Linear.Config = Linear.Config()
+
+    def setup(self) -> None:
+        """Declares the parts."""
+        cfg = self.config
+        self.add_child("embedding", cfg.embedding, vocab_size=cfg.vocab_size, output_dim=cfg.input_dim)
+        self.add_child("positions", cfg.positions, output_dim=cfg.input_dim)
+        for name in ("stack", "norm"):
+            self.add_child(name, getattr(cfg, name), input_dim=cfg.input_dim)
+        add_linear(self, "projection", cfg.input_dim, cfg.output_dim, ("embed", None))
+
+    def forward(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B D"]:
+        """Returns the projected vectors; padding after the text is read as the released models read it."""
+        x = self.embedding(input_ids) + self.positions(jnp.arange(input_ids.shape[1], dtype=jnp.int32)[None])
+        x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), Sequences())
+        if self.config.end_id is None:
+            x = x[:, -1]
+        else:
+            end = jnp.argmax(input_ids == self.config.end_id, axis=1)
+            x = jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
+        return self.projection(self.norm(x))
+
+
+class TwoTowers(Model):
+    """Learns from an ImageTextBatch which text belongs to which image. `pooling` None takes the class token."""
+
+    batch = ImageTextBatch
+
+    image: VisionTransformer
+    pooling: Pooling | None
+    projection: Linear | None
+    text: TextTower
+    loss: ContrastiveLoss
+
+    class Config(Model.Config):
+        input_dim: kn.Size = kn.REQUIRED
+        output_dim: kn.Size = kn.REQUIRED
+        image: VisionTransformer.Config = kn.REQUIRED
+        pooling: Pooling.Config | None = None
+        projection: Linear.Config | None = Linear.Config()
+        text: TextTower.Config = kn.REQUIRED
+        loss: ContrastiveLoss.Config = SoftmaxPairs.Config()
+
+    @classmethod
+    def row_shapes(cls, cfg: "TwoTowers.Config") -> dict[str, tuple[int, ...]]:
+        """Returns the shape of the images, where it follows from the positions."""
+        return dict(image_shape(cfg.image))
+
+    def setup(self) -> None:
+        """Declares both towers; `input_dim` is that of the image's."""
+        cfg = self.config
+        self.add_child("image", cfg.image, input_dim=cfg.input_dim)
+        self.add_child("pooling", cfg.pooling, input_dim=cfg.input_dim)
+        shapes: dict[str, Any] = {
+            "input_shape": (cfg.input_dim,),
+            "output_shape": (cfg.output_dim,),
+            "axes": ("embed", None),
+        }
+        self.add_child("projection", cfg.projection, **shapes)
+        self.add_child("text", cfg.text, output_dim=cfg.output_dim)
+        self.add_child("loss", cfg.loss)
+
+    def embed_images(self, images: Num[Array, "B H W C"]) -> Float[Array, "B D"]:
+        """Returns fp32 vectors of length 1 for pixels 0 to 255, or images that are normalised already."""
+        x = self.image(images)
+        x = x[:, 0] if self.pooling is None else self.pooling(x[:, self.config.image.num_prefix :])
+        return _unit(x if self.projection is None else self.projection(x))
+
+    def embed_texts(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B D"]:
+        """Returns fp32 vectors of length 1."""
+        return _unit(self.text(input_ids))
+
+    def predict(self, input_ids: Int[Array, "M T"], images: Num[Array, "N H W C"]) -> Float[Array, "N M"]:
+        """Returns the fp32 score of each image with each text: zero-shot labels are the best text of each image."""
+        return self.loss.scores(self.embed_images(images) @ self.embed_texts(input_ids).T)
+
+    def forward(self, batch: ImageTextBatch) -> None:
+        """Adds the mean loss of the pairs."""
+        valid = batch.loss_weights > 0
+        images = kn.constrain(self.embed_images(batch.images), ("batch", None))
+        texts = kn.constrain(self.embed_texts(batch.input_ids), ("batch", None))
+        nats = self.loss(images, texts, valid)
+        self.add_loss("contrastive", jnp.sum(jnp.where(valid, nats, 0.0)), jnp.sum(valid), primary=True)
+
+
+def _unit(x: Float[Array, "B D"]) -> Float[Array, "B D"]:
+    x32 = x.astype(jnp.float32)
+    unit: jax.Array = x32 * jax.lax.rsqrt(jnp.sum(x32 * x32, axis=-1, keepdims=True))
+    return unit
