@@ -71,3 +71,13 @@ def test_a_gang_that_was_cut_off_repeats_itself_to_the_bit_and_moves_to_one_proc
     moved = trained(tmp_path / "moved", 1, 5, *HARD)
     assert moved[0][:3] == whole[0][:3]
     same((moved[0], {}), (whole[0], {}))
+
+
+@pytest.mark.nightly
+def test_exact_rollouts_of_a_gang_are_those_of_one_process_and_of_its_step(tmp_path):
+    options = ("--set", "rollouts.exact=true", "--set", "rollouts.attempts=1", "--modify", "accumulate:microbatches=2")
+    together = trained(tmp_path / "gang", 2, 3, *options)
+    same(together, trained(tmp_path / "alone", 1, 3, *options))
+    lines = (tmp_path / "gang" / "events.jsonl").read_text().splitlines()
+    metrics = [event["metrics"] for event in map(json.loads, lines) if event["event"] == "step"]
+    assert [each["loss.sampler_difference_most"] for each in metrics] == [0.0] * 3
