@@ -115,6 +115,20 @@ def test_a_reward_model_learns_which_is_better_and_leaves_as_a_folder(folder, tm
     assert config["architectures"] == ["LlamaForSequenceClassification"]
 
 
+@pytest.mark.parametrize("before", [[], pytest.param(["lora:rank=2"], marks=pytest.mark.nightly)])
+def test_a_reward_model_begins_with_a_language_model_and_goes_on_from_its_own_kind(folder, tmp_path, before):
+    trained(experiment(folder, [], steps=1, **{"data.corpus.field": "prompt"}), tmp_path / "first")
+    modify = [*before, "reward-model"]
+    (event,) = trained(experiment(folder, modify, steps=1), tmp_path / "reward", initial=tmp_path / "first")
+    # Only the head is new, and it begins at zero.
+    assert event["loss"] == pytest.approx(np.log(2), rel=1e-6)
+    (started,) = (e for e in read_events(tmp_path / "reward" / "events.jsonl") if e["event"] == "initialised_from")
+    assert "head.kernel" in json.dumps(started)
+    trained(experiment(folder, modify, steps=9), tmp_path / "longer", initial=tmp_path / "first")
+    (event,) = trained(experiment(folder, modify, steps=1), tmp_path / "next", initial=tmp_path / "longer")
+    assert event["loss"] < np.log(2) - 1e-3
+
+
 def test_a_frozen_reference_is_in_checkpoints_and_not_in_exports(folder, tmp_path):
     modify = ["dpo:reference=frozen"]
     whole = trained(experiment(folder, modify), tmp_path / "whole")

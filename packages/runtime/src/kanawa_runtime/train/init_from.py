@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 from kanawa.arrays.tree import flatten_paths
+from kanawa.composition.plain import is_tuned
 from kanawa.config import Config, match_path
+from kanawa.contracts import StoredModel
 from kanawa.errors import UsageError
-from kanawa.module import param_specs
+from kanawa.module import Module, param_specs
+
+from kanawa_runtime.runs.imported import fitted
 
 _MOST_NAMED = 12
 
@@ -97,6 +101,19 @@ def matched(cfg: InitFrom, stored: Mapping[str, Any], wanted: Mapping[str, Any],
         message = f"init_from: the model in {source} doesn't fit, and nothing was started:\n  {shown}{more}"
         raise UsageError(message)
     return Account(taken, tuple(fresh), tuple(left))
+
+
+def with_new_parts(
+    cfg: InitFrom, stored: StoredModel, new: Mapping[str, Any], module: Module
+) -> Mapping[str, Any]:  # fmt: skip
+    """Returns the stored parameters; where parts of a model changed, in the module's weight forms, with its adapters.
+
+    What begins anew is that of `new`.
+    """
+    if not (cfg.where_needed and is_tuned(module)):
+        return stored.params
+    begun = {path: new[path] for path in cfg.fresh}
+    return fitted(dataclasses.replace(stored, params={**stored.params, **begun}), module)
 
 
 def new_parts(before: Config, after: Config) -> InitFrom:

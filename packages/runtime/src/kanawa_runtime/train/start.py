@@ -43,7 +43,7 @@ from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.batches import check_vocabulary
 from kanawa_runtime.train.branch import Branch
 from kanawa_runtime.train.evaluate import Evaluator, Sampler, named_sets, sampler_of
-from kanawa_runtime.train.init_from import InitFrom, matched
+from kanawa_runtime.train.init_from import InitFrom, matched, with_new_parts
 from kanawa_runtime.train.outcome import shown
 from kanawa_runtime.train.program_record import KernelRecord, counted_hits, program_record
 from kanawa_runtime.train.rollout_slot import RolloutWriter
@@ -333,8 +333,9 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
             state = state._replace(params=unflatten_paths(params), state=unflatten_paths(values))
         else:
             new = without_companion_params(flatten_paths(state.params), module)
-            account = matched(mapping, stored.params, new, source)
-            there = {path: stored.params[theirs] for path, theirs in account.taken.items()}
+            begins = with_new_parts(mapping, stored, new, trained)
+            account = matched(mapping, begins, new, source)
+            there = {path: begins[theirs] for path, theirs in account.taken.items()}
             here = {path: leaf for path, leaf in flatten_paths(abstract.params).items() if path in there}
             taken = flatten_paths(place(there, unflatten_paths(here)))
             state = state._replace(params=unflatten_paths(flatten_paths(state.params) | taken))

@@ -1,4 +1,4 @@
-"""`dpo`, `simpo`, `orpo`, `kto`, `reward-model`: an experiment learns preferences from records, by their losses."""
+"""`dpo`, `simpo`, `orpo`, `kto`: an experiment learns preferences from records, by their losses."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -139,13 +139,3 @@ class ORPO(Preferences):
 
     class Config(Preferences.Config):
         beta: kn.Positive = 0.1
-
-
-class RewardModel(Preferences):
-    """Makes the model say how good a completion is: `--modify reward-model --data pairs.jsonl`; see `reward-loss`."""
-
-    loss = "reward-loss"
-
-    class Config(Preferences.Config):
-        margin: kn.NonNegative = 0.0
-        centre: kn.NonNegative = 0.0
