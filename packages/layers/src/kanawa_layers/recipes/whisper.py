@@ -155,6 +155,9 @@ def to_hf(cfg: Any) -> dict[str, Any]:
         "decoder_attention_heads": layer.attention.num_heads,
         "decoder_ffn_dim": layer.feed_forward.hidden_dim,
         "decoder_start_token_id": cfg.prompt_ids[0],
+        # As released; the default ids may lie outside of a smaller vocabulary.
+        "pad_token_id": cfg.end_id,
+        "bos_token_id": cfg.end_id,
         "activation_function": activation_name(cfg.stem.activation, "gelu"),
         "scale_embedding": False,
         "tie_word_embeddings": True,
