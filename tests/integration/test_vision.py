@@ -16,6 +16,7 @@ from kanawa_layers.recipes.vit import vit
 from kanawa_runtime.data.images.augment import Flip, RandomCrop
 from kanawa_runtime.data.images.drawn import SHAPES, drawn
 from kanawa_runtime.data.images.draws import Draws
+from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
 
@@ -36,7 +37,7 @@ def small(folder, modifiers=("flip", "random-crop", "color-jitter"), on="cpu"):
     """Returns an experiment on the folder, with a model that compiles in a moment."""
     cfg = kn.compose("vit-tiny", overrides=["batch_size=8"]).config.clone()
     sizes = {"num_layers": 1, "input_dim": 16, "num_heads": 2, "image_size": 16, "patch_size": 8, "num_classes": 2}
-    cfg.set(model=vit(**sizes))
+    cfg.set(model=vit(**sizes), learner=Learner.Config())
     cfg.checkpoints.set(every_steps=4)
     return kn.compose(cfg, on, modifiers, overrides=[f"steps={STEPS}"], data=f"{folder}:validation_one_in=4")
 

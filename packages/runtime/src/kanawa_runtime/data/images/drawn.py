@@ -1,6 +1,6 @@
 """Coloured shapes drawn on the spot: pictures to learn from without files, each a function of the seed and its number.
 
-The class is the shape; its colour, size, place and turn are noise, and so is the ground.
+The class is the shape; its colours, size, place and a slight turn are noise.
 """
 
 import math
@@ -66,14 +66,14 @@ class DrawnShapes(PictureSource):
 def drawn(shape: str, height: int, width: int, draws: Draws) -> Any:
     """Returns a picture of a shape, in colours, of a size and at a place that are drawn at random."""
     image, canvas = pillow(), pillow("ImageDraw")
-    ground = [draws.below(256) for _ in range(3)]
-    # Far enough from the ground to be seen.
-    colour = [(part + 96 + draws.below(64)) % 256 for part in ground]
+    # Dark on light, whatever the colours.
+    ground = [176 + draws.below(80) for _ in range(3)]
+    colour = [draws.below(136) for _ in range(3)]
     picture = image.new("RGB", (width * _FINER, height * _FINER), tuple(ground))
     pen, side = canvas.Draw(picture), min(height, width) * _FINER
-    radius = side * draws.uniform(0.2, 0.4)
+    radius = side * draws.uniform(0.28, 0.44)
     middle = [draws.uniform(radius, extent * _FINER - radius) for extent in (width, height)]
-    turn, corners = draws.uniform(), SHAPES[shape]
+    turn, corners = draws.uniform(-0.05, 0.05), SHAPES[shape]
     if corners:
         angles = [(2 * math.pi * (part + turn), distance * radius) for part, distance in corners]
         pen.polygon([(middle[0] + r * math.cos(a), middle[1] + r * math.sin(a)) for a, r in angles], tuple(colour))
