@@ -387,6 +387,7 @@ def benchmarks(session: nox.Session) -> None:
         "sft_beside_trl",
         "preferences_beside_trl",
         "grpo_beside_trl",
+        "learning_curves",
         "eval_beside_lm_eval",
         "epoch_memory",
     }
