@@ -9,7 +9,7 @@ FOLDER = Path(kanawa.plugins.__file__).parent
 #: From records to host. A function-level import is still a dependency: it only hides a cycle until it is called.
 ORDER = (
     *("records", "schedules", "discovery", "states", "kinds", "catalog", "specs", "backend", "startup"),
-    *("manager", "fillers", "devices", "fault", "asking"),
+    *("manager", "sources", "fillers", "devices", "fault", "asking"),
 )
 
 
