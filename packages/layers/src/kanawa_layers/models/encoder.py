@@ -89,9 +89,7 @@ class EncoderLM(MaskedLM, RepresentsText):
     def forward(self, batch: Batch) -> None:
         """Adds the cross entropy of the weighted tokens."""
         x = self.encode(batch.input_ids, Sequences(positions=batch.positions, segment_ids=batch.segment_ids))
-        head: Any = self.head
-        if self.loss.needs_head:
-            x, head = self._before_head(x)
+        x, head = self._before_head(x)
         self.loss(x, head, batch)
 
     def predict(

@@ -20,8 +20,6 @@ class TokenLoss(kn.Module):
 
     #: The record it trains on.
     batch: ClassVar[type] = Batch
-    #: Whether it reads the logits of a head; one that reads the stream alone is for models without a head, too.
-    needs_head: ClassVar[bool] = True
 
     class Config(kn.Module.Config):
         coefficient: kn.Strength = 1.0
