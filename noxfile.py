@@ -203,7 +203,7 @@ def minimums(session: nox.Session, package: str) -> None:
 @nox.session(python=">=3.12", default=False)
 def latest(session: nox.Session) -> None:
     """Core and integration on Python 3.12 or newer, which brings the newest JAX allowed."""
-    install(session, *EVERYTHING, ADAPTED, test_group("core"), "pytest-xdist", "pytest-timeout", "uv")
+    install(session, *EVERYTHING, ADAPTED, test_group("runtime"), "pytest-xdist", "pytest-timeout", "uv")
     run_tests(session, "packages/core")
     run_tests(session, "tests/integration")
 

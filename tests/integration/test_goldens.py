@@ -8,7 +8,9 @@ import pytest
 from kanawa.arrays.tree import flatten_paths
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-EXPERIMENTS = ("grpo-demo", "llama-1b", "llama2-13b", "llama2-70b", "llama2-7b", "quickstart", "qwen3-30b-a3b")
+EXPERIMENTS = (
+    *("grpo-demo", "llama-1b", "llama2-13b", "llama2-70b", "llama2-7b", "quickstart", "qwen3-30b-a3b", "vit-tiny"),
+)
 
 
 def description(name):

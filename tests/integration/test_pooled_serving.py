@@ -22,8 +22,7 @@ from kanawa_runtime.serve.http.access import Keys
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.from_run import pooled_model, pools
 from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
-
-from .test_text_models import WORDS, tokenizer
+from words_of_bert import WORDS, tokenizer
 
 TEXTS = [" ".join(WORDS[5 : 6 + count % 9]) for count in range(12)] + ["good " * 40]
 

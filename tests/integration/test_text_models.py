@@ -13,24 +13,9 @@ from kanawa_layers.convert.huggingface import HuggingFaceStore
 from kanawa_layers.recipes.bert import bert
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.runs.model_store import RunStore
+from words_of_bert import WORDS, tokenizer
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "that", "was", "very", "quite"]
-WORDS += ["not", "good", "bad", "fine", "poor"]
 LENGTHS = ("data.sequence_length=16", "batch_size=8", "learner.schedule.peak=3e-3", "data.validation_one_in=4")
-
-
-def tokenizer():
-    """Returns the text of a word-level tokenizer.json with BERT's begin and end."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [("[CLS]", WORDS.index("[CLS]")), ("[SEP]", WORDS.index("[SEP]"))]
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
-    )
-    made.add_special_tokens(WORDS[:5])
-    return made.to_str()
 
 
 @pytest.fixture(scope="module")

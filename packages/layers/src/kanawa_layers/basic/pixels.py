@@ -14,7 +14,7 @@ class PixelNorm(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        mean: tuple[float, ...] = (0.5,)
+        mean: tuple[kn.Fraction, ...] = (0.5,)
         stddev: tuple[kn.Positive, ...] = (0.5,)
 
     def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B H W C"]:
