@@ -11,6 +11,7 @@ from kanawa.contracts import CheckpointSaveError, LeaseLostError, open_storage
 from kanawa.errors import ConfigError, UsageError
 from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer, background, sharded
 from kanawa_runtime.checkpoint.add_tier import AddTier
+from kanawa_runtime.checkpoint.roots.directory import DirectoryRoot
 from kanawa_runtime.checkpoint.tiers import Tier
 from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
@@ -138,6 +139,21 @@ def test_an_attempt_that_stood_still_writes_nothing_more_where_its_heir_saves(tm
     with pytest.raises(LeaseLostError, match="taken over by another attempt"):
         save(zombie, 6)
     assert restored(checkpointer(tmp_path / "run", place, kind)).step == 4
+
+
+def test_what_an_attempt_that_stood_still_writes_late_costs_its_heir_no_step(tmp_path, place, monkeypatch):
+    make_room = DirectoryRoot.make_room
+
+    def late(root, step):
+        make_room(root, step)
+        if root.is_private:
+            root.write(step, "t0-9.p00000.00000", b"late")
+
+    monkeypatch.setattr(DirectoryRoot, "make_room", late)
+    heir = checkpointer(tmp_path / "run", place)
+    save(heir, 4, quick=True)
+    heir.close()
+    assert restored(checkpointer(tmp_path / "run", place)).step == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)

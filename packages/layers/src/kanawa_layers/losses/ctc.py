@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 #: Stands for log 0: large enough that exp returns 0, finite so that differences of two of them are not NaN.
-_LOG_ZERO = -1e30
+LOG_ZERO = -1e30
 
 
 def ctc(
@@ -30,12 +30,12 @@ def ctc(
     before_last = jnp.roll(states, 2, axis=1)
     # A blank between two labels may be skipped, unless it separates equal ones.
     skips = (index % 2 == 1) & (index >= 2) & (states != before_last)
-    alpha = jnp.where(index < 2, emitted[:, 0], _LOG_ZERO)
+    alpha = jnp.where(index < 2, emitted[:, 0], LOG_ZERO)
 
     def frame(alpha: Float[Array, "B S"], step: tuple[jax.Array, jax.Array]) -> tuple[Float[Array, "B S"], None]:
         scores, at = step
-        one = jnp.where(index >= 1, jnp.roll(alpha, 1, axis=1), _LOG_ZERO)
-        two = jnp.where(skips, jnp.roll(alpha, 2, axis=1), _LOG_ZERO)
+        one = jnp.where(index >= 1, jnp.roll(alpha, 1, axis=1), LOG_ZERO)
+        two = jnp.where(skips, jnp.roll(alpha, 2, axis=1), LOG_ZERO)
         moved = jnp.logaddexp(jnp.logaddexp(alpha, one), two) + scores
         return jnp.where((at < num_frames)[:, None], moved, alpha), None
 
@@ -43,7 +43,7 @@ def ctc(
     alpha, _ = jax.lax.scan(frame, alpha, later)
     ends_blank = jnp.take_along_axis(alpha, 2 * num_labels[:, None], axis=1)[:, 0]
     ends_label = jnp.take_along_axis(alpha, jnp.maximum(2 * num_labels - 1, 0)[:, None], axis=1)[:, 0]
-    ends_label = jnp.where(num_labels > 0, ends_label, _LOG_ZERO)
+    ends_label = jnp.where(num_labels > 0, ends_label, LOG_ZERO)
     possible = num_frames >= num_labels + _repeats(labels, num_labels)
     return jnp.where(possible, -jnp.logaddexp(ends_blank, ends_label), jnp.inf)
 

@@ -16,7 +16,7 @@ from kanawa.arrays.constrain import auto_mesh_shape
 from kanawa.arrays.plan import current_plan
 from kanawa.arrays.rules import assign
 
-_LOG_ZERO = -1e30
+from kanawa_layers.losses.ctc import LOG_ZERO
 
 
 def softmax_contrastive_over_devices(
@@ -32,7 +32,7 @@ def softmax_contrastive_over_devices(
             of_right = jnp.logaddexp(of_right, _summed(logits, valid[:, None], 0))
             return (of_left, around((chunk, its_valid, of_right))), None
 
-        nothing = jnp.full(left.shape[:1], _LOG_ZERO)
+        nothing = jnp.full(left.shape[:1], LOG_ZERO)
         start = (nothing, (right, valid, nothing))
         (of_left, (_, _, of_right)), _ = jax.lax.scan(jax.checkpoint(turn), start, None, length=turns)
         return 0.5 * (of_left + of_right) - scale * jnp.sum(left * right, axis=1)
@@ -67,7 +67,7 @@ def sigmoid_contrastive_over_devices(
 
 def _summed(logits: Float[Array, "N M"], valid: Bool[Array, "..."], axis: int) -> Float[Array, " K"]:
     """Returns the logarithm of the summed exponentials of valid places."""
-    summed: jax.Array = jax.nn.logsumexp(jnp.where(valid, logits, _LOG_ZERO), axis=axis)
+    summed: jax.Array = jax.nn.logsumexp(jnp.where(valid, logits, LOG_ZERO), axis=axis)
     return summed
 
 

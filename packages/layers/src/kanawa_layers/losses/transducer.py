@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-#: Stands for log 0, as in `ctc`.
-_LOG_ZERO = -1e30
+from kanawa_layers.losses.ctc import LOG_ZERO
 
 
 def transducer(
@@ -33,9 +32,9 @@ def transducer(
         return jnp.moveaxis(jnp.take_along_axis(x.astype(jnp.float32), index, axis=1), 1, 0)
 
     blanks = skewed(blank)
-    labels = jnp.pad(skewed(label), ((0, 0), (0, 0), (0, 1)), constant_values=_LOG_ZERO)
+    labels = jnp.pad(skewed(label), ((0, 0), (0, 0), (0, 1)), constant_values=LOG_ZERO)
     ends = num_frames - 1 + num_labels
-    start = jnp.where(jnp.arange(width)[None] == 0, 0.0, _LOG_ZERO) + jnp.zeros((batch, 1))
+    start = jnp.where(jnp.arange(width)[None] == 0, 0.0, LOG_ZERO) + jnp.zeros((batch, 1))
 
     @jax.checkpoint
     def diagonal(
@@ -47,9 +46,9 @@ def transducer(
         here = jnp.take_along_axis(finished, num_labels[:, None], axis=1)[:, 0]
         total = jnp.where(number == ends, here, total)
         # A label moves to the next column of the same diagonal step.
-        moved = jnp.pad((alpha + labels)[:, :-1], ((0, 0), (1, 0)), constant_values=_LOG_ZERO)
+        moved = jnp.pad((alpha + labels)[:, :-1], ((0, 0), (1, 0)), constant_values=LOG_ZERO)
         return (jnp.logaddexp(finished, moved), total), None
 
     steps = (blanks, labels, jnp.arange(at.shape[0]))
-    (_, total), _ = jax.lax.scan(diagonal, (start, jnp.full((batch,), _LOG_ZERO)), steps)
+    (_, total), _ = jax.lax.scan(diagonal, (start, jnp.full((batch,), LOG_ZERO)), steps)
     return jnp.where(num_frames > 0, -total, jnp.inf)

@@ -62,7 +62,7 @@ class Corpus(Configurable):
             _add(hasher, document)
             count += 1
             total += len(document.data)
-            num_held_out += one_in > 1 and _is_held_out(document.name, one_in)
+            num_held_out += one_in > 1 and is_held_out(document.name, one_in)
         skipped = self.skipped or Skipped()
         if not count:
             skipped.show(self.describe())
@@ -141,12 +141,13 @@ def _add(hasher: "hashlib._Hash", document: Document) -> None:
     hasher.update(document.data)
 
 
-def _is_held_out(name: str, one_in: int) -> bool:
-    return name_hash(name) % one_in == 0
+def is_held_out(name: str, one_in: int) -> bool:
+    """Returns whether a name is one of the one in `one_in` that are held out; 0 holds out none."""
+    return bool(one_in) and name_hash(name) % one_in == 0
 
 
 def _in_validation(name: str, one_in: int, scan: Scan) -> bool:
-    return name in scan.held_out if scan.held_out else _is_held_out(name, one_in)
+    return name in scan.held_out if scan.held_out else is_held_out(name, one_in)
 
 
 class EmbeddedCorpus(Corpus):

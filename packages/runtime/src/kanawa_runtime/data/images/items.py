@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from kanawa.errors import did_you_mean
 
-from kanawa_runtime.data.corpus import Split, name_hash
+from kanawa_runtime.data.corpus import Split, is_held_out
 from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.images.decode import PICTURES
 from kanawa_runtime.data.records.addresses import Found, is_address, opened_as_it_is, readable, suffix_of
@@ -198,5 +198,5 @@ def split_items(items: list[Item], split: Split, one_in: int) -> list[Item]:
     """Returns the items of a split: as the data say, else one in `one_in` by the hash of its name is held out."""
     if any(item.split for item in items):
         return [item for item in items if (item.split or "train") == split]
-    held_out = [bool(one_in) and name_hash(item.name) % one_in == 0 for item in items]
+    held_out = [is_held_out(item.name, one_in) for item in items]
     return [item for item, held in zip(items, held_out, strict=True) if held == (split == "validation")]

@@ -13,7 +13,7 @@ from kanawa.config import REQUIRED, Count, Size, from_json, to_json
 from kanawa.contracts.data import DataSource
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.corpus import Split, name_hash
+from kanawa_runtime.data.corpus import Split, is_held_out, name_hash
 from kanawa_runtime.data.encoded import EncodedDocuments, Example
 from kanawa_runtime.data.encoding import BatchEncoder, batch_key, batches, default_processes, encoded_shards
 from kanawa_runtime.data.errors import CorpusError
@@ -91,8 +91,8 @@ class RecordSource(PackedSource):
         one_in, lone = self.config.validation_one_in, self._lone_name
         any_yielded = False
         for record in self.records.unchanged():
-            is_held_out = record.name == lone if lone else bool(one_in) and name_hash(record.name) % one_in == 0
-            if is_held_out == (split == "validation"):
+            held_out = record.name == lone if lone else is_held_out(record.name, one_in)
+            if held_out == (split == "validation"):
                 any_yielded = True
                 yield record
         if not any_yielded:

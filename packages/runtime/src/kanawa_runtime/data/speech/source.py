@@ -13,7 +13,7 @@ from kanawa.config import Config, Count, Positive, Size, to_json
 from kanawa.contracts import SpeechBatch
 from kanawa.contracts.data import DataSource, RowField, Split
 
-from kanawa_runtime.data.corpus import name_hash
+from kanawa_runtime.data.corpus import is_held_out
 from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.permutation import permutation
 from kanawa_runtime.data.records.files import RecordFiles
@@ -107,14 +107,7 @@ class SpeechSource(DataSource):
 
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns row `index`; see `DataSource.row`. Raises CorpusError naming a record that can't be used."""
-        count = len(self._chosen)
-        if self.config.split:
-            if index >= count:
-                message = f"row {index} of {count}"
-                raise IndexError(message)
-            item = self._chosen[index]
-        else:
-            item = self._chosen[self._order(index // count)[index % count]]
+        item = self._item(index)
         try:
             return self._row_of(item)
         except SoundError as error:
@@ -126,9 +119,7 @@ class SpeechSource(DataSource):
 
     def record(self, index: int) -> Mapping[str, Any]:
         """Returns the transcript of a split's row: {"text": …}."""
-        item = self._chosen[
-            index if self.config.split else self._order(index // len(self._chosen))[index % len(self._chosen)]
-        ]
+        item = self._item(index)
         return {"name": item.name, "text": item.text}
 
     def held_out(self) -> "DataSource | None":
@@ -143,6 +134,16 @@ class SpeechSource(DataSource):
         """Returns the letters of ids; negative ones and those past the alphabet vanish."""
         alphabet = self.config.alphabet
         return "".join(alphabet[i] for i in np.asarray(ids).tolist() if 0 <= i < len(alphabet))
+
+    def _item(self, index: int) -> Utterance:
+        """Returns what row `index` holds; raises IndexError past the end of a split."""
+        count = len(self._chosen)
+        if not self.config.split:
+            return self._chosen[int(self._order(index // count)[index % count])]
+        if index >= count:
+            message = f"row {index} of {count}"
+            raise IndexError(message)
+        return self._chosen[index]
 
     @property
     def _most_samples(self) -> int:
@@ -164,7 +165,7 @@ class SpeechSource(DataSource):
     @functools.cached_property
     def _chosen(self) -> list[Utterance]:
         one_in, wanted = self.config.validation_one_in, self.config.split == "validation"
-        chosen = [item for item in self._items if bool(one_in and name_hash(item.name) % one_in == 0) == wanted]
+        chosen = [item for item in self._items if is_held_out(item.name, one_in) == wanted]
         if not chosen:
             split = "validation" if wanted else "train"
             message = f"no record is in the {split} split (validation_one_in={one_in}) of {len(self._items)}; give more"
