@@ -381,6 +381,7 @@ def benchmarks(session: nox.Session) -> None:
     by_hand = {
         "data_pipeline_side",
         "serving",
+        "serving_http",
         "serving_side",
         "torch_llama",
         "trl_side",

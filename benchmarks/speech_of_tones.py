@@ -60,8 +60,7 @@ def write_sentences(folder: Path, count: int) -> None:
 
 def learn(model: str, folder: Path, steps: int) -> None:
     """Trains one model, and prints its errors on sentences that are held out."""
-    fields = "sequence_length=24,max_seconds=3.2,validation_one_in=12"
-    data = f'speech:records.files=["speech.jsonl"],records.root={folder},{fields}'
+    data = f"{folder}/speech.jsonl:sequence_length=24,max_seconds=3.2,validation_one_in=12"
     options = {"steps": steps, "batch_size": 16, "learner.schedule.peak": 2e-3}
     started = time.perf_counter()
     run = kn.train(model, data=data, set=options, run=folder / model, progress=False)
@@ -69,7 +68,7 @@ def learn(model: str, folder: Path, steps: int) -> None:
     rows = run.config.data.clone().build().held_out()
     said = [rows.record(index)["text"] for index in range(rows.num_rows)]
     batch = {name: np.stack([rows.row(index)[name] for index in range(rows.num_rows)]) for name in rows.fields}
-    transcribe = jax.jit(lambda p, s, x, n: kn.functional(run.model, "transcribe")(p, s, x, n, 24)[0])
+    transcribe = jax.jit(lambda p, s, x, n: kn.functional(run.model, "transcribe")(p, s, x, n, 24)[0].ids)
     audio = batch["audio"], batch["audio_lengths"]
     greedy = [rows.text_of(ids) for ids in np.asarray(transcribe(run.params, run.state, *audio))]
     say(f"{model}: {steps} steps in {seconds:.0f} s; word error rate {word_error_rate(said, greedy):.1%} (greedy)")

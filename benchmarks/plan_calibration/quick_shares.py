@@ -86,17 +86,6 @@ def fitted_ids(rows: Sequence[Row]) -> frozenset[str]:
     return frozenset(found)
 
 
-def at_four_bits(rates: Rates, row: Row) -> Rates:
-    """Returns the rates of a row whose four-bit matmuls stand as fp8 in its program: at the peak of four bits."""
-    peaks = rates.machine.figures.peak_flops
-    fourth = next((peak for name, peak in peaks.items() if name.startswith("float4")), None)
-    if fourth is None or not row.get("precision", "").startswith("nvfp4"):
-        return rates
-    quick = {name: fourth if name.startswith("float8") else peak for name, peak in peaks.items()}
-    figures = dataclasses.replace(rates.machine.figures, peak_flops=quick)
-    return Rates(dataclasses.replace(rates.machine, figures=figures), rates.matmul_factor, rates.memory_factor)
-
-
 class Traced:
     """A row's program, laid out once, whose time any calibration can be asked for."""
 
@@ -106,7 +95,7 @@ class Traced:
         self.stage, self.estimate = one_stage(composition), estimated(composition, "train_step")
         times = self.estimate.times
         alone = times.alone if isinstance(times, PipelineTimes) else times
-        self._walked, self._memory, self.rates = alone.walked, alone.memory, at_four_bits(alone.rates, row)
+        self._walked, self._memory, self.rates = alone.walked, alone.memory, alone.rates
         self.shipped = self.rates.machine.calibration
 
     def seconds(self, calibration: Calibration) -> Seconds:

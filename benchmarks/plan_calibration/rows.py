@@ -58,7 +58,13 @@ _CATALOGUED = {
     "qwen2.5-32b": "qwen2.5-32b",
 }
 #: The modifier of a precision, by how its name begins; bf16 and fp16 need none.
-_PRECISIONS = {"int8": "int8", "fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+_PRECISIONS = {
+    "int8": "int8",
+    "fp8": "fp8",
+    "mxfp8": "low-precision:recipe=mxfp8",
+    # In a pipeline all stages' layers are alike.
+    "nvfp4": "low-precision:recipe=nvfp4,plain_last=0",
+}
 
 
 def composed(row: Row) -> Composition:
@@ -97,7 +103,7 @@ def modifiers(row: Row) -> list[str]:
     found = [mesh, f"remat:{remat(row['remat'])}"]
     for word, modifier in _PRECISIONS.items():
         if row.get("precision", "").startswith(word):
-            found.append(modifier if modifier in component_names("modifiers") else "fp8")
+            found.append(modifier)
     if rank := re.search(r"LoRA rank (\d+)", row.get("precision", "")):
         found.append(f"lora:rank={rank[1]}")
     # A pipeline's microbatches are its own; elsewhere what is left of a device's batch is gradient accumulation.

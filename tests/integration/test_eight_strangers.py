@@ -96,6 +96,7 @@ def test_the_sink_cache_decodes_what_the_whole_forward_says(eight, sunk):
     assert len(ours["token_ids"]) == 24, "longer than the window"
 
 
+@pytest.mark.nightly
 def test_the_sink_cache_is_served(eight, sunk):
     generated = json.loads(
         worked(eight, "generate", sunk, "--prompt", PROMPT, "--max-tokens", "12", "--temperature", "0", "--json")

@@ -21,6 +21,7 @@ CONFIG = EngineConfig(
     max_sequences=1, max_length=32, page_size=8, prefill_tokens=8, max_queued=2, batch_sizes=(1,),
     prefill_sizes=(8,), prompt_logprobs=False, max_logprobs=0,
 )  # fmt: skip
+NAMES = ("decodes", "begins")
 LONG = SamplingParams(max_tokens=20, temperature=0.0)
 
 
@@ -62,6 +63,27 @@ class Listener:
 
 def request(name, **changes):
     return Request(**{"id": name, "prompt_ids": (1, 2), "sampling": LONG, **changes})
+
+
+def test_a_first_token_is_emitted_before_the_next_step_is_put_together(model):
+    sizes = {"max_sequences": 2, "batch_sizes": (2,), "prompt_logprobs": False, "max_logprobs": 0}
+    small = LLMEngine(*model, config=EngineConfig(max_length=32, page_size=8, prefill_sizes=(8,), **sizes))
+    small._programs.compile()
+    core, outputs = small._core, []
+    core.add(request("decodes"), outputs.append)
+    core.step()
+    core.step()
+    core.add(request("begins"), outputs.append)
+    core.step()
+    assert not [output for output in outputs if output.request_id == "begins"]
+    jax.block_until_ready(core.programs.kv.last)
+    core.wait_until_due()
+    assert [len(output.token_ids) for output in outputs if output.request_id == "begins"] == [1]
+    while not core.is_idle:
+        core.step()
+    gained = {name: [token for out in outputs if out.request_id == name for token in out.token_ids] for name in NAMES}
+    assert gained["begins"] == gained["decodes"]
+    small.check_pages()
 
 
 def test_what_it_refuses_and_how_it_ends(model):

@@ -19,9 +19,12 @@ from kanawa_layers.moe.expert_choice import ExpertChoiceMixture
 from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
 from kanawa_layers.recipes.gemma2 import gemma2
 from kanawa_layers.recipes.gemma3 import gemma3
+from kanawa_layers.recipes.gemma4 import gemma4
+from kanawa_layers.recipes.hf_config import FULL, SLIDING
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_layers.recipes.mixtral import mixtral
+from kanawa_layers.recipes.qwen3_next import qwen3_next
 from kanawa_layers.recipes.recurrent_gemma import recurrent_gemma
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.serve.engine.config import EngineConfig
@@ -36,27 +39,27 @@ LOCAL_LOCAL_GLOBAL = ("sliding_attention",) * 2 + ("full_attention",)
 HEADS = {**WIDE, "num_kv_heads": 2, "hidden_dim": 48}
 
 
-def gated_delta():
-    return (
-        kn.component("modifiers", "mixer")
-        .Config(kind="gated-delta-net", options={"num_heads": 2})
-        .build()(llama(num_layers=2, **HEADS))
-    )
-
-
 KINDS = {
     "gemma3": lambda: gemma3(num_layers=3, **HEADS, head_dim=8, window=6, kinds=LOCAL_LOCAL_GLOBAL),
+    # A window, keys of other layers, wider heads in global layers and an input for each layer.
+    "gemma4": lambda: gemma4(
+        num_layers=5, **HEADS, head_dim=8, global_head_dim=16, window=6, num_sharing=2, double_wide=True,
+        per_layer_dim=4, kinds=(FULL, SLIDING),
+    ),
     "deepseek-v3": lambda: deepseek_v3(
         num_layers=2, num_dense_layers=1, **WIDE, hidden_dim=48, query_rank=12, kv_rank=8, nope_dim=6, rope_dim=4,
         value_dim=8, num_experts=4, top_k=2, expert_dim=16, num_groups=2, top_groups=1,
     ),
     "recurrent-gemma": lambda: recurrent_gemma(num_layers=3, **{**HEADS, "num_kv_heads": 1}, window=6),
-    "gated-delta": gated_delta,
+    "qwen3-next": lambda: qwen3_next(
+        num_layers=3, **HEADS, head_dim=8, kinds=("linear_attention", "full_attention"), linear_heads=4,
+        linear_key_heads=2, linear_head_dim=8, linear_value_dim=8, num_experts=4, top_k=2, expert_dim=16, shared_dim=8,
+    ),
     "gemma2": lambda: gemma2(num_layers=2, **HEADS, head_dim=8, query_scalar=8.0, window=6),
     "mamba2": lambda: mamba2(num_layers=2, input_dim=32, num_heads=4, state_dim=8, vocab_size=VOCAB),
     "mixtral": lambda: mixtral(num_layers=2, **HEADS, num_experts=4, top_k=2),
 }  # fmt: skip
-DAILY = ("gemma3", "deepseek-v3", "recurrent-gemma", "gated-delta")
+DAILY = ("gemma4", "deepseek-v3", "recurrent-gemma", "qwen3-next")
 
 
 def parameters(model):
@@ -107,7 +110,7 @@ def test_every_kind_of_layer_decodes_as_alone(kind):
     ids, stats = through_engine(model, params, state)
     assert ids == alone(model, params, state)
     # What recurrent layers keep of a sequence lies in no page, so that nobody can share it.
-    recurrent = kind in ("recurrent-gemma", "gated-delta", "mamba2")
+    recurrent = kind in ("recurrent-gemma", "qwen3-next", "mamba2")
     assert (stats["prefix_cache_queries"] == 0) == recurrent
 
 

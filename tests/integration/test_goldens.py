@@ -9,7 +9,16 @@ from kanawa.arrays.tree import flatten_paths
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 EXPERIMENTS = (
-    *("grpo-demo", "llama-1b", "llama2-13b", "llama2-70b", "llama2-7b", "quickstart", "qwen3-30b-a3b", "vit-tiny"),
+    "clip-tiny",
+    "grpo-demo",
+    "llama-1b",
+    "llama2-13b",
+    "llama2-70b",
+    "llama2-7b",
+    "quickstart",
+    "qwen3-30b-a3b",
+    "vit-tiny",
+    "vlm-tiny",
 )
 
 

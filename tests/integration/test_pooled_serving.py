@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -51,16 +52,17 @@ def folders(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def served(folder, pooling=None, **limits):
+def served(folder, pooling=None, keys=(), max_queued=32, **limits):
     assert pools(folder, pooling)
-    model = pooled_model(folder, EngineConfig(max_queued=32), pooling)
+    model = pooled_model(folder, EngineConfig(max_queued=max_queued), pooling)
     ready, listening = threading.Event(), listening_socket("127.0.0.1", 0)
-    server = HttpServer(model, ServerConfig(**limits), Keys(), listening, ready.set)
+    server = HttpServer(model, ServerConfig(**limits), Keys(keys), listening, ready.set)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         assert ready.wait(120)
         with httpx2.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=60) as http:
+            http.model = model
             yield http
     finally:
         server.stop()
@@ -145,3 +147,33 @@ def test_what_is_refused(folders):
         assert "a client may have" in posted(http, "/v1/embeddings", 400, input=["a"] * 60)["error"]["message"]
         cosine = posted(http, "/v1/rerank", query=TEXTS[3], documents=TEXTS[2:5])["results"]
         assert (cosine[0]["index"], round(cosine[0]["relevance_score"], 5)) == (1, 1.0)
+
+
+def test_keys_and_a_full_queue(folders):
+    with served(folders["plain"], "first", keys=("one", "two"), max_queued=2) as http:
+        for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/rerank", {"query": "a", "documents": ["b"]})):
+            assert posted(http, path, 401, **body)["error"]["type"] == "authentication_error"
+        http.headers["Authorization"] = "Bearer one"
+        posted(http, "/v1/embeddings", input="a")
+        # While the engine is at work its queue fills, and what has no room in it is refused before it is read.
+        engine, go = http.model.engine, threading.Event()
+        program = engine._program
+        engine._program = lambda *arrays: program(*arrays) if go.wait(60) else None
+
+        def reaches(name, count):
+            end = time.monotonic() + 60
+            while engine.stats()[name] != count:
+                assert time.monotonic() < end, "it never happened"
+                time.sleep(0.01)
+
+        with ThreadPoolExecutor(3) as pool:
+            try:
+                first = pool.submit(posted, http, "/v1/embeddings", input="a")
+                reaches("num_requests_running", 1)
+                later = [pool.submit(posted, http, "/v1/embeddings", input=text) for text in "ab"]
+                reaches("num_requests_waiting", 2)
+                assert posted(http, "/v1/embeddings", 429, input="a")["error"]["code"] == "queue_full"
+                assert posted(http, "/v1/rerank", 429, query="a", documents=["b"])["error"]["code"] == "queue_full"
+            finally:
+                go.set()
+            assert all(len(one.result()["data"]) == 1 for one in (first, *later))

@@ -65,6 +65,7 @@ def test_it_is_trained_with_and_its_kernel_is_chosen(trained):
     assert layer["$type"].startswith("kanawa_example_layer")
 
 
+@pytest.mark.nightly
 def test_its_kernel_gives_the_loss_of_the_reference(trained):
     pin = f"execution.kernels={{'attention': '{REFERENCE}'}}"
     done = trained.run(*TRAIN, "--run", "reference", "--set", pin)

@@ -83,3 +83,22 @@ def test_a_classifier_is_trained_evaluated_exported_and_read_back(work, modify, 
         for model in (stored, back)
     ]
     np.testing.assert_array_equal(*logits)
+
+
+def test_texts_that_belong_together_get_near_vectors(work, capsys):
+    """Each query says in one half of the words what its positive says in the other half."""
+    chance = np.random.default_rng(1)
+    lines = []
+    for _ in range(160):
+        left, right = (int(number) for number in chance.integers(0, 4, 2))
+        said = [WORDS[5 + left], WORDS[5 + right]], [WORDS[9 + left], WORDS[9 + right]]
+        lines.append({"query": " ".join(said[0]), "positive": " ".join(said[1])})
+    (work / "near.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    events = trained(work, "near", "embed", "near.jsonl")
+    losses = [event["loss"] for event in events if event["event"] == "step"]
+    assert losses[-1] < 0.8 * losses[0]
+    assert not [path for path in RunStore().load(work / "near").params if path.startswith(("head", "transform"))]
+    capsys.readouterr()
+    assert main(["eval", str(work / "near"), "--json"]) == 0
+    # Of 16 pairs a batch, some are alike.
+    assert json.loads(capsys.readouterr().out)["metrics"]["accuracy"] > 0.3

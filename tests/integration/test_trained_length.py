@@ -5,7 +5,13 @@ import pytest
 from kanawa.plugins import host
 from kanawa_runtime.train.loop import Loop
 
-TINY = ("batch_size=2", "model.stack.num_layers=1", "evaluation.max_batches=1", "sample_prompt=None")
+TINY = (
+    "batch_size=2",
+    "model.stack.num_layers=1",
+    "evaluation.max_batches=1",
+    "evaluation.final_batches=1",
+    "sample_prompt=None",
+)
 
 
 @pytest.mark.parametrize(

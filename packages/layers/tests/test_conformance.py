@@ -4,6 +4,7 @@ import kanawa as kn
 from kanawa.testing.mixer import MixerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
+from kanawa_layers.attention.value_norm import NormedValueAttention
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import LayerNorm, RMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
@@ -12,11 +13,16 @@ from kanawa_layers.modifiers.mixture import MoE
 from kanawa_layers.modifiers.positions import Rope, RopeLinear, RopeLlama3, RopeNTK
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.positions.biases import NoPositions
+from kanawa_layers.positions.leading_frequencies import LeadingFrequencies
+from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.stack.repeated import RepeatedStack
 from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 from .token_layers import OnTokens, WithSequences
+
+#: Pairs of the other half don't rotate.
+HALF = LeadingFrequencies.Config(fraction=0.5)
 
 
 class TestRMSNorm(OnTokens):
@@ -52,6 +58,13 @@ class TestMixtureOfExperts(WithSequences):
 class TestGroupedQueryAttention(WithSequences):
     def config(self) -> kn.Config:
         return GroupedQueryAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2)
+
+
+class TestKeysAsValues(MixerConformance):
+    def config(self) -> kn.Config:
+        return NormedValueAttention.Config(
+            input_dim=16, num_heads=4, num_kv_heads=2, value=None, positions=Rotary.Config(scaling=HALF)
+        )
 
 
 class TestGroupedQueryAttentionWithItsCache(MixerConformance):

@@ -30,6 +30,7 @@ class SmallBlocks(BlockwiseAttention):
     shortest = 16
     fewest_queries = 4
     smallest_tile = largest_tile = 8
+    most_spans = 5
 
 
 CHANGES = {

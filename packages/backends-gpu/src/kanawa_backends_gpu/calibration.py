@@ -29,7 +29,7 @@ _QUICK_BLACKWELL = replace(
     compute_share=0.56,
     kernel_shares={"attention": 0.42, "grouped_matmul": 0.4},
     fused_share=0.65,
-    narrow_shares={"float8": 1.2},
+    narrow_shares={"float8": 1.2, "float4": 1.2},
 )
 QUICK = {
     **dict.fromkeys(("h100", "h200"), _QUICK),

@@ -69,6 +69,7 @@ H100 = _in_host_of_eight(
     peak_flops=_peaks(989.4e12, single=66.9e12, eighth=1978.9e12),
     memory_bytes=84_942_979_072,
     memory_bandwidth=3352e9,
+    host_bandwidth=64e9,  # PCIe 5.0 x16, 128 GB/s both ways together, by the same paper.
     link=900e9,
     network_bandwidth=50e9,  # One 400 Gb/s adapter a GPU.
 )
@@ -91,6 +92,7 @@ B200 = _in_host_of_eight(
     peak_flops=_peaks(2250e12, single=75e12, eighth=4500e12, fourth=9000e12),
     memory_bytes=191_514_411_008,
     memory_bandwidth=7672e9,
+    host_bandwidth=64e9,
     link=1800e9,
     network_bandwidth=50e9,
 )
@@ -114,6 +116,7 @@ GB200 = replace(
     peak_flops=_peaks(2500e12, single=80e12, eighth=5000e12, fourth=10_000e12),
     memory_bytes=189_471 * 2**20,
     memory_bandwidth=8000e9,
+    host_bandwidth=225e9,  # NVLink-C2C of a superchip, 900 GB/s both ways together, for two GPUs.
     source="NVIDIA GB200 NVL72 data sheet (FP8 720, FP16 360 PFLOPS sparse, FP4 720 dense, 576 TB/s for 72 GPUs)",
     chips_per_host=4,
     domain_chips=72,
@@ -126,6 +129,7 @@ GB300 = replace(
     peak_flops=_peaks(2500e12, single=80e12, eighth=5000e12, fourth=15_000e12, int8=165e12),
     memory_bytes=284_208 * 2**20,
     memory_bandwidth=8000e9,
+    host_bandwidth=225e9,  # NVLink-C2C of a superchip, 900 GB/s both ways together, for two GPUs.
     source="NVIDIA GB300 NVL72 data sheet (FP4 1,080 PFLOPS dense, FP8 720 and FP16 360 sparse, for 72 GPUs)",
     chips_per_host=4,
     domain_chips=72,

@@ -143,6 +143,8 @@ V7X = _chip(
     peaks=_peaks(2307e12, float8=4614e12),
     **_three_dimensional(domain_chips=9216),
     jax_devices_per_chip=2,
+    # Not published: 32 GB/s for each of a chip's two devices.
+    host_bandwidth=64e9,
     memory_bytes=192 * _GIB,
     memory_bandwidth=7380e9,
     link_bandwidth=1200e9 * _ONE_WAY,

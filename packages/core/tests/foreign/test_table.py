@@ -92,6 +92,21 @@ def test_joined_children_share_a_tensor(axis, interleaved):
         np.testing.assert_array_equal(piece, original)
 
 
+def test_joined_children_take_turns_by_blocks():
+    cfg = Parent.Config(second=Leaf.Config(), layers=None)
+    cfg.foreign.set(children={}, joined=(kn.foreign.Joined(name="both", parts=("first", "second"), blocks=4),))
+    (tensor,) = kn.foreign.table_of(cfg.build()).tensors.values()
+    first, second = (np.arange(24.0).reshape(3, 2, 4) + 100 * i for i in range(2))
+    whole = tensor.join([first, second])
+    # Each Leaf is [8, 3] here: two rows of the first, two of the second, and so on.
+    np.testing.assert_array_equal(whole.reshape(4, 2, 2, 3)[:, 1], second.reshape(3, 4, 2).transpose(1, 2, 0))
+    for piece, original in zip(tensor.split(whole), (first, second), strict=True):
+        np.testing.assert_array_equal(piece, original)
+    cfg.foreign.set(joined=(kn.foreign.Joined(name="both", parts=("first", "second"), blocks=3),))
+    with pytest.raises(kn.foreign.ForeignNameError, match="has 8 rows, which don't make 3 equal blocks"):
+        kn.foreign.table_of(cfg.build())
+
+
 def test_one_fused_child_is_several_tensors():
     class Fused(kn.Module):
         class Config(kn.Module.Config):

@@ -278,6 +278,39 @@ def test_a_bad_data_source_is_caught(source, test, said):
     assert said in caught(kit_for(DataSourceConformance, source=lambda: source.Config().build()), test)
 
 
+class Ending(Counting):
+    """Ten rows, two of them held out."""
+
+    class Config(Counting.Config):
+        begin: int = 0
+        end: int = 10
+
+    packed = False
+    num_rows = property(lambda self: self.config.end - self.config.begin)
+
+    def row(self, index):
+        return super().row(self.config.begin + index)
+
+    def held_out(self):
+        return self.once("validation")
+
+    def once(self, split=None):
+        begin, end = {None: (0, 10), "train": (0, 8), "validation": (8, 10)}[split]
+        return self.config.clone().set(begin=begin, end=end).build()
+
+
+class ForgetsTheRest(Ending):
+    def once(self, split=None):
+        return super().once(split or "train")
+
+
+def test_a_source_that_calls_its_training_rows_all_the_data_is_caught():
+    test = "test_splits_add_up_to_all_the_data"
+    getattr(kit_for(DataSourceConformance, source=lambda: Ending.Config().build()), test)()
+    kit = kit_for(DataSourceConformance, source=lambda: ForgetsTheRest.Config().build())
+    assert "once() must be all the data" in caught(kit, test)
+
+
 # --- modifiers -------------------------------------------------------------------------------------------------------
 
 

@@ -76,7 +76,7 @@ def test_it_learns_and_decodes_what_it_learned(head):
     assert float(last) < 0.1 * float(first)
     _, out = jax.jit(kn.functional(model))(after, moved, BATCH)
     assert float(out.metrics["label_error_rate"].value()) == 0
-    labels = jax.jit(lambda p, s: kn.functional(model, "transcribe")(p, s, SAMPLES, LENGTHS, 4)[0])(after, moved)
+    labels = jax.jit(lambda p, s: kn.functional(model, "transcribe")(p, s, SAMPLES, LENGTHS, 4)[0].ids)(after, moved)
     np.testing.assert_array_equal(labels, [[1, 2, 3, -1], [4, 4, -1, -1], [2, -1, -1, -1], [-1] * 4])
 
 

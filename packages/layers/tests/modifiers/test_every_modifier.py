@@ -15,7 +15,7 @@ import kanawa as kn
 import pytest
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.modifiers import configured, parse_modifier
-from kanawa.contracts import Batch, EncoderDecoderBatch, ImageBatch, ImageTextBatch, SpeechBatch
+from kanawa.contracts import Batch, EncoderDecoderBatch, ImageBatch, ImageChatBatch, ImageTextBatch, SpeechBatch
 from kanawa.errors import ConfigError, KanawaError
 from kanawa.plugins import host
 from kanawa_layers.convert.families import model_config
@@ -34,6 +34,8 @@ CALLS = {
     "dot-product": [":kind=sigmoid-dot-product"],
     "activation": [":name=sigmoid"],
     "block": [":kind=parallel-block", ":kind=sandwich-norm-block"],
+    "label-head": [":labels=[bad,good]", ":labels=[bad,good],of_tokens=true"],
+    "embedding-loss": ["", ":pooling=last"],
     "vocab": [":size=100,multiple=8"],
     "tie-embeddings": ["", ":tied=false"],
     "logit-cap": [":cap=3"],
@@ -59,7 +61,8 @@ BEFORE = dict.fromkeys(("cispo", "dapo", "gspo"), "policy-loss")
 #: Where a modifier has one call only, and the family is what it makes of others.
 ALREADY = {
     "sinks": {"gpt_oss"},
-    "moe-loss-free": {"deepseek_v3", "deepseek_v32", "glm4_moe"},
+    "attention-gate": {"qwen3_5", "qwen3_5_moe", "qwen3_next"},
+    "moe-loss-free": {"deepseek_v3", "deepseek_v32", "glm4_moe", "kimi_k2"},
     "no-positions": {"bert", "clip", "gpt2", "siglip", "vit", "whisper"},
 }
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -81,6 +84,9 @@ def batch_of(cfg):
     if kind is ImageBatch:
         side = math.isqrt(cfg.encoder.positions.max_length - 1) * cfg.encoder.patches.patch_size
         return ImageBatch(jnp.ones((2, side, side, 3), jnp.uint8), jnp.ones(2, jnp.int32), jnp.ones(2))
+    if kind is ImageChatBatch:
+        images = jnp.ones((2, 1, *cfg._target.picture_tokens(cfg).shape), jnp.uint8)
+        return ImageChatBatch(images, ints, ints, ints, ints, ones)
     if kind is ImageTextBatch:
         (side, _, channels), ids = cfg._target.row_shapes(cfg)["images"], ints
         return ImageTextBatch(jnp.ones((2, side, side, channels), jnp.uint8), ids, ids, jnp.ones(2))

@@ -41,10 +41,10 @@ def golden_text(name: str) -> str:
     cfg, first = component("models", name)(), first_of_its_file(name)
     model = cfg.build()
     params, state = flatten_paths(kn.param_specs(model)), flatten_paths(kn.state_specs(model))
-    if name == first:
-        lines = kn.to_text(cfg).splitlines()
-    else:
-        lines = [f"{first}, but for:", *map(str, kn.diff(component("models", first)(), cfg))]
+    lines = kn.to_text(cfg).splitlines()
+    if name != first:
+        changes = [f"{first}, but for:", *map(str, kn.diff(component("models", first)(), cfg))]
+        lines = min(changes, lines, key=lambda text: len("\n".join(text)))
     lines += ["", *("  ".join(row) for row in _table(params))]
     lines += ["state: " + "  ".join(row) for row in _table(state)]
     total = sum(spec.size for spec in params.values())

@@ -1,5 +1,8 @@
 """N-gram memory: rows follow from the last tokens alone, segments are apart, and padding is nothing."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import kanawa as kn
@@ -9,11 +12,13 @@ from kanawa.contracts import Sequences
 from kanawa.errors import ConfigError
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
+from kanawa_layers.convert.families import model_config
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recurrent.causal_conv import CausalConv
 from kanawa_layers.recurrent.ngram_memory import NGramMemories, NGramMemory
 
 IDS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 7)), jnp.int32)
+FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 def memory(**changes):
@@ -95,5 +100,15 @@ def test_padded_pieces_with_a_cache_equal_the_whole(built):
 
 def test_layers_that_are_not_there_are_refused():
     cfg = llama(num_layers=2, input_dim=16, num_heads=2, num_kv_heads=2, hidden_dim=24, vocab_size=50)
-    with pytest.raises(ConfigError, match=r"layers \(2,\) of a RepeatedStack.Config of 2 layers"):
+    with pytest.raises(ConfigError, match=r"layers \(2,\) of a model of 2 layers, counted from 0"):
         NGramMemories.Config(layers=(2,)).build()(cfg)
+
+
+@pytest.mark.parametrize("family", ["smollm3", "deepseek_v3"])
+def test_a_patterns_and_a_chains_layers_stay_in_order_and_keep_their_names(family):
+    cfg = model_config(json.loads((FIXTURES / family / "config.json").read_text()))
+    before = set(kn.foreign.table_of(cfg.build()).tensors)
+    changed = NGramMemories.Config(layers=(0, 2), table_size=16).build()(cfg.clone())
+    added = set(kn.foreign.table_of(changed.build()).tensors) - before
+    assert before <= set(kn.foreign.table_of(changed.build()).tensors)
+    assert {name.split(".engram")[0] for name in added} == {"model.layers.0", "model.layers.2"}

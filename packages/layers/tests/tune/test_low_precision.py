@@ -14,10 +14,12 @@ from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.arrays.precision import Precision
 from kanawa.contracts import Batch
 from kanawa.errors import ConfigError
+from kanawa.kernels.operands import stated_dtype
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.modifiers.weights import LowPrecisionModifier
+from kanawa_layers.moe.experts import GatedExperts
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.tune.low_precision import (
     E2M1,
@@ -26,6 +28,7 @@ from kanawa_layers.tune.low_precision import (
     RECIPES,
     LowPrecision,
     _hadamard,
+    low_precision_grouped_matmul,
     low_precision_matmul,
 )
 
@@ -225,3 +228,48 @@ def test_five_hundred_steps_end_where_bf16_does(name):
     golden = json.loads(GOLDEN.read_text())
     # Sums in another order, as without optimisations of the compiler, moved NVFP4's by 0.2 %.
     np.testing.assert_allclose(found, golden[name], rtol=5e-3)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "fp8-row"])
+def test_experts_are_multiplied_group_by_group(name):
+    """Each group is a matmul by itself, gradients included, where blocks of rows end with the group."""
+    recipe = RECIPES[name]
+    x, dy = (jax.random.normal(jax.random.key(i), (64, size)) for i, size in enumerate((32, 48)))
+    weight = jax.random.normal(jax.random.key(2), (2, 32, 48))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def results(multiply, x, weight, dy):
+        y, pull = jax.vjp(multiply, x, weight)
+        return y, *pull(dy)
+
+    def grouped(x, weight):
+        return low_precision_grouped_matmul(x, weight, jnp.array([32, 32]), recipe)
+
+    def plain(x, weight):
+        return low_precision_matmul(x, weight, recipe)
+
+    y, dx, dw = results(grouped, x, weight, dy)
+    for at, rows in enumerate((slice(32), slice(32, None))):
+        expected, dx_one, dw_one = results(plain, x[rows], weight[at], dy[rows])
+        np.testing.assert_allclose(y[rows], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(dx[rows], dx_one, rtol=1e-5, atol=1e-5)
+        # Scales of whole rows of x.T are those of all tokens.
+        close = 1e-5 if name != "fp8-row" else 0.1 * float(jnp.abs(dw_one).max())
+        np.testing.assert_allclose(dw[at], dw_one, rtol=1e-5, atol=close)
+    assert jnp.abs(y[:32] - x[:32] @ weight[0]).max() > 1e-3, "nothing was rounded"
+
+
+def test_plans_see_the_recipes_dtype():
+    weight = jnp.ones((32, 16))
+    program = jax.make_jaxpr(lambda x: low_precision_matmul(x, weight, RECIPES["nvfp4"]))(weight.T)
+    assert stated_dtype(program.pretty_print(name_stack=True)) == "float4_e2m1fn"
+
+
+def test_a_mixtures_experts_are_reached():
+    experts = GatedExperts.Config(input_dim=32, hidden_dim=32, num_experts=2)
+    plain, rounded = (kn.functional(experts.clone().set(form=form).build()) for form in (None, LowPrecision.Config()))
+    params = kn.initialize(experts.build(), jax.random.key(0))
+    rows, sizes = jax.random.normal(jax.random.key(1), (8, 32)), jnp.array([3, 5])
+    (exact, _), (found, _) = (each(params, {}, rows, sizes, key=None, train=True) for each in (plain, rounded))
+    off = jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact)
+    assert 1e-3 < off < 0.1

@@ -9,7 +9,7 @@ from kanawa.plugins import Command, CommandOptions, Finding, Kind, PublishedStep
 
 @hookimpl
 def kanawa_kinds() -> list[Kind]:
-    """Returns the kinds under which text data finds its documents, rollouts their rewards, and `launch` its systems."""
+    """Returns the kinds under which text data finds its documents, rollouts their rewards, servers routes."""
     return [
         Kind("corpora", "documents to read text from", subclass_of="kanawa_runtime.data.corpus:Corpus"),
         Kind("records", "records of files", subclass_of="kanawa_runtime.data.records.record:Records"),
@@ -19,6 +19,7 @@ def kanawa_kinds() -> list[Kind]:
             "what answers a policy between its turns: tools, games, users",
             subclass_of="kanawa_runtime.rollouts.interaction:Interaction",
         ),
+        Kind("routes", "functions that return a server's routes", instance_of="collections.abc:Callable"),
         Kind("samplers", "writers of text during training", instance_of="collections.abc:Callable"),
         Kind(
             "launchers",
@@ -30,7 +31,7 @@ def kanawa_kinds() -> list[Kind]:
 
 @hookimpl
 def kanawa_commands() -> list[Command]:
-    """Returns train, eval, generate, serve, bench, chat, report, average, launch, sweep, data and tokenizer."""
+    """Returns the verbs of training, evaluation, serving, launching and data."""
     from kanawa_runtime.commands import (
         average,
         bench,
@@ -43,10 +44,11 @@ def kanawa_commands() -> list[Command]:
         sweep,
         tokenizer,
         train,
+        transcribe,
     )
     from kanawa_runtime.commands.data import verb as data
 
-    verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch, sweep, data, tokenizer)
+    verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch, sweep, data, tokenizer, transcribe)
     return [verb.command() for verb in verbs]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from kanawa.arrays.spec import ParamSpec
 from kanawa_runtime.learn.adamw import AdamW
+from kanawa_runtime.learn.ademamix import AdEMAMix
 from kanawa_runtime.learn.lion import Lion
 from kanawa_runtime.learn.muon import Muon
 from kanawa_runtime.learn.sgd import SGD
@@ -76,6 +77,24 @@ class Adam:
         self.m = self.b1 * self.m + (1 - self.b1) * g
         self.v = self.b2 * self.v + (1 - self.b2) * g * g
         return self.m / (1 - self.b1**self.t) / (np.sqrt(self.v / (1 - self.b2**self.t)) + self.eps)
+
+
+class Ademamix(Adam):
+    """Algorithm 1 of arXiv:2409.03137, with both schedules of section 3.1 over `warmup` updates."""
+
+    def __init__(self, alpha, b3, warmup):
+        super().__init__(0.9, 0.999)
+        self.alpha, self.b3, self.warmup, self.slow = alpha, b3, warmup, 0.0
+
+    def __call__(self, g, step):
+        fast = super().__call__(g, step)
+        # Both count the updates before this one, as optax does; the paper counts this one too.
+        done = min(1.0, step / self.warmup)
+        # The half-life ln(0.5) / ln(b) - 1 grows in a straight line from b1's to b3's.
+        start, end = (np.log(0.5) / np.log(b) - 1.0 for b in (self.b1, self.b3))
+        b3 = 0.5 ** (1.0 / (start + done * (end - start) + 1.0))
+        self.slow = b3 * self.slow + (1.0 - b3) * g
+        return fast + done * self.alpha * self.slow / (np.sqrt(self.v / (1 - self.b2**self.t)) + self.eps)
 
 
 class SoapOfMatrix:
@@ -198,6 +217,10 @@ def soap_of(path):
 
 CASES = {
     "adamw": (AdamW.Config(weight_decay=DECAY), lambda path: Adam(0.9, 0.95)),
+    "ademamix": (
+        AdEMAMix.Config(alpha=1.0, b3=0.99, warmup_steps=8, weight_decay=DECAY),
+        lambda path: Ademamix(1.0, 0.99, 8),
+    ),
     "lion": (Lion.Config(weight_decay=DECAY), lambda path: lion()),
     "sgd": (SGD.Config(momentum=0.5, weight_decay=DECAY), lambda path: momentum()),
     "muon, scaled as Moonshot's": (Muon.Config(**MUON), muon_of(moonshot)),

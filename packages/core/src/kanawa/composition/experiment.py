@@ -141,6 +141,8 @@ class _Steps:
                 cfg, rule, model = self._for_target(cfg, self.target, rule)
         cfg, model = self._changed(cfg, problems), model or next(iter(self.built), None)
         if rule is not None and self.target is not None:
+            # The last one may have been cut into stages, which this one isn't.
+            model = _model_of(cfg, model)
             with problems.noted():
                 for line in fit_cuts(cfg, model, rule, self.target):
                     logger.warning("%s", line)
@@ -207,6 +209,16 @@ class _Steps:
 
     def _with_rule(self, rule: MeshRule) -> Composition:
         return self.composed(Problems(), rule)
+
+
+def _model_of(cfg: Config, built: Any) -> Any:
+    """Returns the config's model, which may be `built`; None where it can't be built, which is reported later."""
+    if "model" not in cfg.fields() or (built is not None and built.config == cfg.model):
+        return built
+    try:
+        return cfg.model.build()
+    except KanawaError:
+        return None
 
 
 def catalogued(name: str, kind: str = "") -> list[object]:

@@ -5,6 +5,7 @@ from kanawa.config import connect_catalog
 from kanawa.contracts.batch import BATCH_AXES as BATCH_AXES
 from kanawa.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES
 from kanawa.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
+from kanawa.contracts.batch import IMAGE_CHAT_BATCH_AXES as IMAGE_CHAT_BATCH_AXES
 from kanawa.contracts.batch import IMAGE_TEXT_BATCH_AXES as IMAGE_TEXT_BATCH_AXES
 from kanawa.contracts.batch import SOURCE_LOSS as SOURCE_LOSS
 from kanawa.contracts.batch import SPEECH_BATCH_AXES as SPEECH_BATCH_AXES
@@ -12,6 +13,7 @@ from kanawa.contracts.batch import Batch as Batch
 from kanawa.contracts.batch import DrawnTargets as DrawnTargets
 from kanawa.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch
 from kanawa.contracts.batch import ImageBatch as ImageBatch
+from kanawa.contracts.batch import ImageChatBatch as ImageChatBatch
 from kanawa.contracts.batch import ImageTextBatch as ImageTextBatch
 from kanawa.contracts.batch import PreferenceBatch as PreferenceBatch
 from kanawa.contracts.batch import RolloutBatch as RolloutBatch
@@ -50,7 +52,9 @@ from kanawa.contracts.roles import Labels as Labels
 from kanawa.contracts.roles import MaskedLM as MaskedLM
 from kanawa.contracts.roles import Model as Model
 from kanawa.contracts.roles import Norm as Norm
+from kanawa.contracts.roles import PictureTokens as PictureTokens
 from kanawa.contracts.roles import Positions as Positions
+from kanawa.contracts.roles import ReadsPictures as ReadsPictures
 from kanawa.contracts.roles import RematPolicy as RematPolicy
 from kanawa.contracts.roles import RepresentsText as RepresentsText
 from kanawa.contracts.roles import SequenceMixer as SequenceMixer
@@ -61,6 +65,10 @@ from kanawa.contracts.sequences import token_of_each_row as token_of_each_row
 from kanawa.contracts.services import Run as Run
 from kanawa.contracts.services import Service as Service
 from kanawa.contracts.services import Steer as Steer
+from kanawa.contracts.speech import Hearing as Hearing
+from kanawa.contracts.speech import Transcribes as Transcribes
+from kanawa.contracts.speech import Transcripts as Transcripts
+from kanawa.contracts.speech import Writing as Writing
 from kanawa.contracts.storage import Lease as Lease
 from kanawa.contracts.storage import LeaseHeldError as LeaseHeldError
 from kanawa.contracts.storage import LeaseLostError as LeaseLostError

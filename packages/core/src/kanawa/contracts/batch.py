@@ -122,13 +122,32 @@ class ImageBatch(NamedTuple):
 class ImageTextBatch(NamedTuple):
     """Pairs: images as in ImageBatch, each with the ids of its text; weight 0 is padding.
 
-    `segment_ids` are 1 for text and 0 for padding after it.
+    `segment_ids` are 1 for text and 0 for padding after it. For zero-shot evaluation: `label_ids` are the ids of each
+    label's text, the same in every row, and `target_ids` the place of the image's label in them, -1 of none.
     """
 
     images: Num[Array, "batch height width channels"]
     input_ids: Int[Array, "batch length"]
     segment_ids: Int[Array, "batch length"]
     loss_weights: Float[Array, " batch"]
+    target_ids: Int[Array, " batch"] | None = None
+    label_ids: Int[Array, "batch labels length"] | None = None
+
+
+class ImageChatBatch(NamedTuple):
+    """Rows of tokens with pictures, to be predicted as in Batch, whose fields these are beside `images`.
+
+    A row's pictures come in the order of their tokens, of which each has as many as the model says; those past a row's
+    last one are zeros. Pixels as in ImageBatch.
+    """
+
+    images: Num[Array, "batch pictures height width channels"]
+    input_ids: Int[Array, "batch length"]
+    target_ids: Int[Array, "batch length"]
+    positions: Int[Array, "batch length"] | None
+    segment_ids: Int[Array, "batch length"] | None
+    loss_weights: Float[Array, "batch length"]
+    sources: Float[Array, "batch sources"] | None = None
 
 
 class SpeechBatch(NamedTuple):
@@ -147,6 +166,14 @@ class SpeechBatch(NamedTuple):
 ENCODER_DECODER_BATCH_AXES: Any = EncoderDecoderBatch._make([("batch", "length")] * 8)
 IMAGE_BATCH_AXES: Any = ImageBatch._make([("batch", None, None, None), ("batch",), ("batch",)])
 IMAGE_TEXT_BATCH_AXES: Any = ImageTextBatch._make(
-    [("batch", None, None, None), ("batch", "length"), ("batch", "length"), ("batch",)]
+    [
+        ("batch", None, None, None),
+        ("batch", "length"),
+        ("batch", "length"),
+        ("batch",),
+        ("batch",),
+        ("batch", None, None),
+    ]
 )
 SPEECH_BATCH_AXES: Any = SpeechBatch._make([("batch", None), ("batch",), ("batch", "length"), ("batch", "length")])
+IMAGE_CHAT_BATCH_AXES: Any = ImageChatBatch._make([("batch", None, None, None, None), *BATCH_AXES])

@@ -14,6 +14,7 @@ from kanawa.arrays.plan import current_plan
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, REQUIRED, Count, Size
 from kanawa.contracts.batch import Batch
+from kanawa.contracts.data import DataSource
 from kanawa.contracts.sequences import Sequences
 from kanawa.module import Module, nowrap
 
@@ -288,6 +289,15 @@ class Model(Module):
         del cfg
         return {}
 
+    @classmethod
+    def data_problem(cls, cfg: Any, source: DataSource) -> str:
+        """Returns why a model with this config would learn nothing of a source's rows, whose record fits; "" if it can.
+
+        Composition asks; what ids mean is an example, which shapes don't say.
+        """
+        del cfg, source
+        return ""
+
     @nowrap
     def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float | None:
         """Returns forward matmul FLOPs of a row whose arrays have these shapes; None where that isn't known.
@@ -334,6 +344,30 @@ class RepresentsText(Module, abstract=True):
     @abc.abstractmethod
     def labels_of(cls, cfg: Any) -> Labels | None:
         """Returns the labels that a model with this config tells apart; None of one that has other heads."""
+
+
+class PictureTokens(NamedTuple):
+    """How a model reads a picture of `shape` (height, width, channels): as `num_tokens` tokens `token_id` in a row."""
+
+    token_id: int
+    num_tokens: int
+    shape: tuple[int, ...]
+
+
+class ReadsPictures(Module, abstract=True):
+    """A language model whose rows hold pictures: `Sequences.embeddings` are those that it makes of them."""
+
+    class Config(Module.Config):
+        pass
+
+    @abc.abstractmethod
+    def encode_pictures(self, images: Num[Array, "N H W C"]) -> Float[Array, "N P E"]:
+        """Returns the embeddings of each picture's tokens; integers are pixels, 0 to 255."""
+
+    @classmethod
+    @abc.abstractmethod
+    def picture_tokens(cls, cfg: Any) -> PictureTokens:
+        """Returns how a model with this config reads a picture."""
 
 
 class MaskedLM(Model):

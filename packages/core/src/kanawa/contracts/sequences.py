@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 class Sequences(NamedTuple):
@@ -20,7 +20,8 @@ class Sequences(NamedTuple):
     `prefix_lengths` counts the first tokens that a prefix mask shows to everyone. `coordinates` are positions in
     several streams (time, height, width), for rotary embeddings that turn by each. `memory` is what cross attention
     looks at, with segment ids of its own; with a cache it is passed once, and stored. `adapters` is the slot of
-    each sequence in the model's adapter pools, counted from 1; 0 is none.
+    each sequence in the model's adapter pools, counted from 1; 0 is none. `embeddings` take the place of the tokens'
+    own where `is_embedded`: those of pictures.
     """
 
     positions: Int[Array, "batch length"] | None = None
@@ -34,6 +35,8 @@ class Sequences(NamedTuple):
     memory: Float[Array, "batch memory embed"] | None = None
     memory_segment_ids: Int[Array, "batch memory"] | None = None
     adapters: Int[Array, " batch"] | None = None
+    embeddings: Float[Array, "batch length embed"] | None = None
+    is_embedded: Bool[Array, "batch length"] | None = None
 
     def token_positions(self, length: int) -> jax.Array:
         """Returns positions that broadcast to [batch, length], int32."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from kanawa.arrays.axes import LogicalAxes
 from kanawa.arrays.init import Initializer, fan_in_normal
@@ -19,6 +19,7 @@ from kanawa.arrays.plan import current_plan
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, Size
 from kanawa.errors import ModuleError, did_you_mean
+from kanawa.kernels.grouped_matmul import grouped_matmul
 from kanawa.kernels.matmul import matmul
 from kanawa.module import Module, nowrap
 
@@ -54,6 +55,12 @@ class WeightForm(Module):
     @abc.abstractmethod
     def matmul(self, x: Float[Array, "..."], stored: StoredWeight, spec: ParamSpec) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the weight's leading ones, in x's dtype."""
+
+    def grouped_matmul(
+        self, x: Float[Array, "M K"], stored: StoredWeight, spec: ParamSpec, group_sizes: Int[Array, " G"]
+    ) -> Float[Array, "M N"]:
+        """Returns each group of rows times its own matrix of the weight [G, K, N]; by default of the dense weight."""
+        return grouped_matmul(x, self.dense(stored, spec, x.dtype), group_sizes)
 
 
 class Adapter(Module):
@@ -173,6 +180,12 @@ class Weighted(Module, abstract=True):
         else:
             y = matmul(x, self.param(name), len(self.weight_specs[name].fan_in_axes))
         return materialized_gradient(y)
+
+    def grouped_matmul(self, x: Float[Array, "M K"], name: str, group_sizes: Int[Array, " G"]) -> Float[Array, "M N"]:
+        """Returns each group of rows times its own matrix of the weight [G, K, N]."""
+        if self.form is None:
+            return grouped_matmul(x, self.param(name), group_sizes)
+        return self.form.grouped_matmul(x, self._stored(name), self.weight_specs[name], group_sizes)
 
     def _stored(self, name: str) -> dict[str, Array]:
         # Scales and the like are small: they keep the dtype in which they are stored.

@@ -22,6 +22,8 @@ class Tensor(Config):
 class Joined(Config):
     """A foreign tensor that several parts share, one after another along `axis` or, `interleaved`, in turn.
 
+    With `blocks`, each part is cut into that many, and they come in turn: first each part's first block.
+
     A part is a parameter of the module, in the form of its entry in `tensors`, or a child, all of whose tensors
     join with the other children's of the same relative name. `name` is the tensor's, or the children's common name.
     """
@@ -30,6 +32,7 @@ class Joined(Config):
     parts: tuple[str, ...]
     axis: int = 0
     interleaved: bool = False
+    blocks: int = 1
 
 
 class Sliced(Config):
@@ -49,10 +52,11 @@ class Names(Config):
     tensors; `apart` maps a child to the foreign parts its arrays are cut into.
     `repeats` names tensors that may be there again, with the shared module and parameter they must equal:
     {"weight": "embedding.weight"}. `ignored` are patterns of tensors that say nothing (masks, frequency tables).
-    `optional_prefix` is one that some files leave out.
+    `optional_prefix` is one that some files leave out. `aliases` are how else names may begin in files of the whole
+    model: {"tower.model.": "tower."}.
     """
 
-    INTRINSIC = ("children", "tensors", "joined", "apart", "repeats", "ignored", "optional_prefix")
+    INTRINSIC = ("children", "tensors", "joined", "apart", "repeats", "ignored", "optional_prefix", "aliases")
 
     children: dict[str, str] = {}
     tensors: dict[str, str | Tensor] = {}
@@ -61,3 +65,4 @@ class Names(Config):
     repeats: dict[str, str] = {}
     ignored: tuple[str, ...] = ()
     optional_prefix: str = ""
+    aliases: dict[str, str] = {}

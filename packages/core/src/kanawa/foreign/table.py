@@ -88,12 +88,12 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class ForeignTensor:
-    """One foreign tensor and the parts it holds, joined along `axis`."""
+    """One foreign tensor and the parts it holds, joined along `axis` in turn, a block of each part at a time."""
 
     name: str
     parts: tuple[Part, ...]
     axis: int = 0
-    interleaved: bool = False
+    blocks: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,10 +112,9 @@ class ForeignTensor:
         ]
         if len(arrays) == 1:
             return arrays[0]
-        if not self.interleaved:
-            return np.concatenate(arrays, axis=self.axis)
-        # Stacked behind the axis and flattened: part i is at i, i + n, i + 2n, as gpt-oss stores gate and up.
-        return np.stack(arrays, axis=self.axis % arrays[0].ndim + 1).reshape(self.shape)
+        axis = self.axis % arrays[0].ndim
+        cut = [array.reshape(_cut_in(array.shape, axis, self.blocks)) for array in arrays]
+        return np.concatenate(cut, axis=axis + 1).reshape(self.shape)
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Returns the slices of the parts; the inverse of `join`."""
@@ -128,12 +127,16 @@ class ForeignTensor:
     def _pieces(self, tensor: np.ndarray) -> list[np.ndarray]:
         if len(self.parts) == 1:
             return [tensor]
-        axis, count = self.axis % tensor.ndim, len(self.parts)
-        if self.interleaved:
-            at = (slice(None),) * axis
-            return [tensor[(*at, slice(i, None, count))] for i in range(count)]
-        widths = [part.shape[axis] for part in self.parts]
-        return np.split(tensor, np.cumsum(widths)[:-1], axis=axis)
+        axis = self.axis % tensor.ndim
+        widths = [part.shape[axis] // self.blocks for part in self.parts]
+        blocks = tensor.reshape(_cut_in(tensor.shape, axis, self.blocks))
+        pieces = np.split(blocks, np.cumsum(widths)[:-1], axis=axis + 1)
+        return [piece.reshape(part.shape) for piece, part in zip(pieces, self.parts, strict=True)]
+
+
+def _cut_in(shape: tuple[int, ...], axis: int, blocks: int) -> tuple[int, ...]:
+    """Returns a shape with `axis` as two: the blocks, and what lies in one."""
+    return (*shape[:axis], blocks, shape[axis] // blocks, *shape[axis + 1 :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +147,7 @@ class ForeignTable:
     repeats: Mapping[str, str]
     ignored: tuple[str, ...]
     optional_prefix: str
+    aliases: Mapping[str, str]
 
 
 def table_of(model: NamedModule, *, most: int | None = None) -> ForeignTable:
@@ -166,7 +170,8 @@ def table_of(model: NamedModule, *, most: int | None = None) -> ForeignTable:
     whole = [tensor for tensor in tensors.values() if len(tensor.parts) == 1 and not tensor.parts[0].where]
     by_path = {tensor.parts[0].path: tensor.name for tensor in whole}
     repeats = {name: by_path[path] for name, path in walker.repeats.items() if path in by_path}
-    return ForeignTable(tensors, repeats, tuple(walker.ignored), model.config.foreign.optional_prefix)
+    names: Names = model.config.foreign
+    return ForeignTable(tensors, repeats, tuple(walker.ignored), names.optional_prefix, names.aliases)
 
 
 class _Place(NamedTuple):
@@ -283,15 +288,17 @@ def _join(
         held = [f"{p}: {', '.join(t.name or 'itself' for t in parts.get(p, ())) or 'nothing'}" for p in group.parts]
         message = f"{module.path}: the parts of {group.name!r} don't hold the same tensors: {'; '.join(held)}"
         raise ForeignNameError(message)
-    return [
-        ForeignTensor(
-            _joined_name(prefix, _joined_name(group.name, name)),
-            tuple(part for r in relative for part in r[name].parts),
-            group.axis,
-            group.interleaved,
-        )
-        for name in relative[0]
-    ]
+    joined = []
+    for name in relative[0]:
+        pieces = tuple(part for r in relative for part in r[name].parts)
+        # Element by element is as many blocks as there are elements.
+        blocks = pieces[0].shape[group.axis] if group.interleaved else group.blocks
+        ragged = [p for p in pieces if p.shape[group.axis] % blocks]
+        if ragged:
+            message = f"{ragged[0].path} has {ragged[0].shape[group.axis]} rows, which don't make {blocks} equal blocks"
+            raise ForeignNameError(message)
+        joined.append(ForeignTensor(_joined_name(prefix, _joined_name(group.name, name)), pieces, group.axis, blocks))
+    return joined
 
 
 def _cut(slices: Iterable[Sliced], prefix: str, tensors: Iterable[ForeignTensor]) -> list[ForeignTensor]:

@@ -39,6 +39,8 @@ class DeviceSpec:
         direct_links: of a fast domain whose devices are joined pairwise, how many links each has, over which
             `link_bandwidth` is spread; 0 where a switch joins them.
         link_name: what the links inside a domain are called; `network_name` those between domains.
+        host_bandwidth: bytes a second that a chip sends to its host's memory, and as many back at once; of PCIe 4.0 x16
+            where nothing is published.
         link_latency_seconds: until the first byte of a collective arrives, whatever its size.
         clock_hz: cycles a second in which the platform's compiler counts its estimates; None if it makes none.
         exact_float32: whether float32 matmuls run in float32 by default, not in passes of a narrower dtype.
@@ -69,6 +71,7 @@ class DeviceSpec:
     direct_links: int = 0
     link_name: str = "link"
     network_name: str = "network"
+    host_bandwidth: float = 32e9
     link_latency_seconds: float = 5e-6
     clock_hz: float | None = None
     exact_float32: bool = False

@@ -12,6 +12,14 @@ from kanawa.testing.conformance import Conformance
 _INDICES = (0, 1, 2, 3, 17)
 
 
+def _contents(source: DataSource) -> list[bytes]:
+    """Returns each row as bytes, sorted; of packed rows, where neighbours depend on the split, each token."""
+    rows = [source.row(index) for index in range(source.num_rows or 0)]
+    if source.packed and "segment_ids" in source.fields:
+        return sorted(token.tobytes() for row in rows for token in row["input_ids"][row["segment_ids"] > 0])
+    return sorted(b"".join(np.asarray(row[name]).tobytes() for name in sorted(row)) for row in rows)
+
+
 class DataSourceConformance(Conformance):
     """Subclasses return a small source; a fresh one must have the same rows in any order.
 
@@ -82,6 +90,14 @@ class DataSourceConformance(Conformance):
         if source.num_rows is not None:
             with pytest.raises(IndexError):
                 source.row(source.num_rows)
+
+    def test_splits_add_up_to_all_the_data(self) -> None:
+        source = self.source()
+        held_out, whole, train = source.held_out(), source.once(), source.once("train")
+        if held_out is None or whole is None or train is None:
+            pytest.skip(f"{type(source).__name__} holds nothing out, or has no end")
+        parts = [content for part in (train, held_out) for content in _contents(part)]
+        assert sorted(parts) == _contents(whole), "once() must be all the data: those of once('train') and held_out()"
 
     def test_rows_differ(self) -> None:
         ids = [b"".join(np.asarray(row[name]).tobytes() for name in sorted(row)) for row in self.rows()]

@@ -82,7 +82,7 @@ class LatentAttention(SequenceMixer):
                 "output": "o_proj",
                 "positions": "",
                 "sinks": "",
-                "gate": "",
+                "gate": "gate_proj",
             }
         )
 

@@ -13,7 +13,7 @@ from kanawa.errors import ModuleError
 #: Llama's names of an attention layer's parts, as far as they have any.
 NAMES = {
     **{"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"},
-    **{"query_norm": "q_norm", "key_norm": "k_norm", "sinks": "", "gate": ""},
+    **{"query_norm": "q_norm", "key_norm": "k_norm", "sinks": "", "gate": "gate_proj"},
 }
 
 

@@ -58,7 +58,7 @@ class OutputGate(kn.Module):
         num_heads: kn.Size = kn.FROM_PARENT
         head_dim: kn.Size = kn.FROM_PARENT
         projection: Linear.Config = Linear.Config()
-        foreign: kn.foreign.Names = kn.foreign.Names(children={"projection": "gate_proj"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"projection": ""})
 
     #: Whether each element of a head has a gate, or the head as a whole.
     each_element: ClassVar[bool]

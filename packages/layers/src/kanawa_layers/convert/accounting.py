@@ -93,8 +93,11 @@ def account(subject: str, table: ForeignTable, held: Mapping[str, Entry]) -> dic
 
 
 def _with_prefix(table: ForeignTable, held: Iterable[str]) -> dict[str, str]:
-    """Returns {name with the optional prefix: the folder's name}; a file either uses the prefix or leaves it out."""
+    """Returns {name as in the table: the folder's name}; a file either uses the optional prefix or leaves it out."""
     prefix, names = table.optional_prefix, list(held)
+    for other, ours in table.aliases.items():
+        if any(name.startswith(other) for name in names):
+            return {ours + name.removeprefix(other) if name.startswith(other) else name: name for name in names}
     if not prefix or any(name.startswith(prefix) for name in names):
         return {name: name for name in names}
     return {name if name in table.tensors or name in table.repeats else prefix + name: name for name in names}

@@ -67,8 +67,10 @@ class DecoderLM(CausalLM, RepresentsText):
         self.share("embedding", self.embedding)
 
     def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
-        """Returns the token embeddings, with those of their positions where the model has any."""
+        """Returns the embeddings of tokens, or those of `sequences`, with those of any positions."""
         x = self.embedding(input_ids)
+        if sequences.embeddings is not None and sequences.is_embedded is not None:
+            x = jnp.where(sequences.is_embedded[..., None], sequences.embeddings.astype(x.dtype), x)
         if self.positions is not None:
             x = x + self.positions(jnp.broadcast_to(sequences.token_positions(x.shape[1]), x.shape[:2]))
         return kn.constrain(x, ("batch", "length", "embed"))

@@ -87,9 +87,9 @@ class EncoderLM(MaskedLM, RepresentsText):
         return x if self.norm is None else self.norm(x)
 
     def forward(self, batch: Batch) -> None:
-        """Adds the cross entropy of the weighted tokens."""
+        """Adds the loss, by default the cross entropy of the weighted tokens; without a head, of the stream."""
         x = self.encode(batch.input_ids, Sequences(positions=batch.positions, segment_ids=batch.segment_ids))
-        x, head = self._before_head(x)
+        x, head = (x, None) if self.loss.reads_stream else self._before_head(x)
         self.loss(x, head, batch)
 
     def predict(

@@ -1,10 +1,12 @@
 """Speech to labels that are aligned with frames: a Conformer or another stack, and a head of CTC or a transducer."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Model, Sequences, SpeechBatch, Stack
+from kanawa.contracts import Hearing, Sequences, SpeechBatch, Stack, Transcribes, Transcripts, Writing
 from kanawa.errors import ModuleError
 
 from kanawa_layers.basic.dropout import Dropout
@@ -13,7 +15,7 @@ from kanawa_layers.speech.log_mel import LogMel
 from kanawa_layers.speech.subsampling import ConvSubsampling
 
 
-class SpeechRecogniser(Model):
+class SpeechRecogniser(Transcribes):
     """Trains on a SpeechBatch by the loss of its head. The last of `vocab_size` ids is the head's blank, no label.
 
     Evaluation decodes greedily, and records the errors of labels over the labels that were said.
@@ -27,8 +29,7 @@ class SpeechRecogniser(Model):
     stack: Stack
     head: AlignmentHead
 
-    class Config(Model.Config):
-        vocab_size: kn.Size = kn.REQUIRED
+    class Config(Transcribes.Config):
         input_dim: kn.Size = kn.REQUIRED
         features: LogMel.Config = LogMel.Config()
         subsampling: ConvSubsampling.Config = ConvSubsampling.Config()
@@ -72,12 +73,18 @@ class SpeechRecogniser(Model):
             wrong, said = (jnp.sum(jnp.where(real, n, 0), dtype=jnp.float32) for n in (errors, num_targets))
             self.record("label_error_rate", kn.Mean(wrong, said))
 
+    @classmethod
+    def hearing_of(cls, cfg: Any) -> Hearing:
+        """Returns rows of any length, and no prompt."""
+        return Hearing(cfg.features.sample_rate)
+
     def transcribe(
-        self, audio: Float[Array, "B N"], audio_lengths: Int[Array, " B"], most: int
-    ) -> Int[Array, "B most"]:
-        """Returns the labels of sound by greedy decoding, at most `most` a row, -1 after the last."""
+        self, audio: Float[Array, "B N"], audio_lengths: Int[Array, " B"], most: int, writing: Writing | None = None
+    ) -> Transcripts:
+        """Returns the labels of sound by greedy decoding; no rule of `writing` is of use to it."""
+        del writing
         x, num_frames = self._heard(audio, audio_lengths)
-        return self.head.labels(x, num_frames, most)
+        return Transcripts(self.head.labels(x, num_frames, most))
 
     def hear(
         self, audio: Float[Array, "B N"], audio_lengths: Int[Array, " B"]

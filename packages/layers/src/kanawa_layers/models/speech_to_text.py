@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Batch, Model, Sequences, SpeechBatch
+from kanawa.contracts import Batch, Hearing, Sequences, SpeechBatch, Transcribes, Transcripts, Writing
 
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.models.encoder_decoder import Tower
@@ -15,9 +15,10 @@ from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
 from kanawa_layers.speech.frames import ConvStem, StoredSinusoids
 from kanawa_layers.speech.log_mel import LogMel
+from kanawa_layers.speech.writing import allowed_logits, drawn
 
 
-class SpeechToText(Model):
+class SpeechToText(Transcribes):
     """Trains on a SpeechBatch: the decoder reads `prompt_ids` and the targets, and writes the targets and `end_id`.
 
     The encoder reads the features of the whole row, its silence included, as Whisper does. `positions` are the
@@ -36,8 +37,7 @@ class SpeechToText(Model):
     head: Head
     loss: TokenLoss
 
-    class Config(Model.Config):
-        vocab_size: kn.Size = kn.REQUIRED
+    class Config(Transcribes.Config):
         input_dim: kn.Size = kn.REQUIRED
         prompt_ids: tuple[kn.Count, ...] = kn.REQUIRED
         end_id: kn.Count = kn.REQUIRED
@@ -93,44 +93,78 @@ class SpeechToText(Model):
         x, _ = self._decoded(decoder_input_ids, Sequences(memory=memory))
         return self.head.logits(x)
 
+    @classmethod
+    def hearing_of(cls, cfg: Any) -> Hearing:
+        """Returns rows of as much sound as the encoder has frames for; half of the decoder's positions are written."""
+        longest = cfg.positions.max_length
+        samples = 2 * cfg.frame_positions.max_length * cfg.features.hop
+        return Hearing(cfg.features.sample_rate, samples, longest - longest // 2, longest // 2, tuple(cfg.prompt_ids))
+
     def transcribe(
-        self, samples: Float[Array, "B N"], max_tokens: int, prompt_ids: Int[Array, "B P"] | None = None
-    ) -> Int[Array, "B L"]:
-        """Returns `write` of sound: samples at the sample rate of `features`, from -1 to 1."""
-        return self.write(self.encode_features(self.features(samples)[0]), max_tokens, prompt_ids)
+        self, audio: Float[Array, "B N"], audio_lengths: Int[Array, " B"], most: int, writing: Writing | None = None
+    ) -> Transcripts:
+        """Returns `write` of sound; rows that are shorter than the encoder's are followed by silence."""
+        short = (self.hearing_of(self.config).row_samples or 0) - audio.shape[1]
+        features = self.features(jnp.pad(audio, ((0, 0), (0, max(0, short)))), audio_lengths)[0]
+        return self.write(self.encode_features(features), most, writing)
 
-    def write(
-        self, memory: Float[Array, "B S E"], max_tokens: int, prompt_ids: Int[Array, "B P"] | None = None
-    ) -> Int[Array, "B L"]:
-        """Returns the likeliest next id, `max_tokens` times after the prompt (None: `prompt_ids` of the config).
+    def write(self, memory: Float[Array, "B S E"], most: int, writing: Writing | None = None) -> Transcripts:
+        """Returns what the decoder writes after the prompt (None: the config's, greedily), at most `most` ids a row.
 
-        After its end, a row holds `end_id`.
+        Prompts of different lengths share a batch, so each is read one id at a time.
         """
         rows, end = memory.shape[0], self.config.end_id
-        if prompt_ids is None:
-            prompt_ids = jnp.broadcast_to(jnp.asarray(self.config.prompt_ids, jnp.int32)[None], (rows, self._start))
-        start = prompt_ids.shape[1]
-        spec = self.cache_spec(rows, start + max_tokens, str(memory.dtype))
+        writing = self._plain_writing(rows) if writing is None else writing
+        (_, prompt), lengths = writing.prompt_ids.shape, writing.prompt_lengths
+        spec = self.cache_spec(rows, prompt + most, str(memory.dtype))
         caches = jax.tree.map(
             lambda s: jnp.zeros(s.shape, s.dtype), spec, is_leaf=lambda x: isinstance(x, kn.ParamSpec)
         )
-        first, caches = self._step(prompt_ids, Sequences(lengths=jnp.zeros((), jnp.int32), memory=memory), caches)
-        ids = jnp.full((rows, max_tokens), end, jnp.int32).at[:, 0].set(first)
+        ids = jnp.pad(writing.prompt_ids, ((0, 0), (0, most)), constant_values=end)
+
+        def step(carry: tuple[Any, ...], memory: Float[Array, "B S E"] | None = None) -> tuple[Any, ...]:
+            at, ended, ids, log_probs, caches = carry
+            here = jax.lax.dynamic_slice_in_dim(ids, at, 1, axis=1)
+            x, caches = self._decoded(here, Sequences(lengths=at, memory=memory), caches)
+            logits = self.head.logits(x)[:, 0]
+            given = jax.lax.dynamic_slice_in_dim(ids, at + 1, 1, axis=1)[:, 0]
+            chosen = jnp.argmax(jnp.where(writing.choices, logits, -jnp.inf), axis=-1).astype(jnp.int32)
+            logits = allowed_logits(logits, ids, at + 1, writing, end)
+            new = drawn(logits, at + 1, writing)
+            gained = jnp.take_along_axis(jax.nn.log_softmax(logits), new[:, None], axis=-1)[:, 0]
+            is_prompt, is_full = at + 1 < lengths, at + 1 >= lengths + most
+            ended = ended | is_full
+            log_probs = jnp.where(is_prompt | ended, log_probs, log_probs + gained)
+            new = jnp.where(is_prompt, jnp.where(given < 0, chosen, given), jnp.where(ended, end, new))
+            ids = jax.lax.dynamic_update_slice_in_dim(ids, new[:, None], at + 1, axis=1)
+            return at + 1, ended | (~is_prompt & (new == end)), ids, log_probs, caches
 
         def unfinished(carry: tuple[Any, ...]) -> jax.Array:
-            number, last, _ids, _caches = carry
-            more: jax.Array = (number < max_tokens) & jnp.any(last != end)
+            more: jax.Array = (carry[0] < prompt + most - 1) & ~jnp.all(carry[1])
             return more
 
-        def one_more(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            number, last, ids, caches = carry
-            new, caches = self._step(last[:, None], Sequences(lengths=start + number - 1), caches)
-            new = jnp.where(last == end, end, new)
-            return number + 1, new, ids.at[:, number].set(new), caches
+        nothing = jnp.zeros((rows,), jnp.float32)
+        carry = step((jnp.zeros((), jnp.int32), lengths < 0, ids, nothing, caches), memory)
+        _, _, ids, log_probs, _ = kn.while_loop(unfinished, step, carry)
+        places = lengths[:, None] + jnp.arange(most, dtype=jnp.int32)[None]
+        written = jnp.take_along_axis(ids, places, axis=1)
+        over = jnp.cumsum(written == end, axis=1) > 0
+        return Transcripts(jnp.where(over, -1, written), ids[:, :prompt], log_probs)
 
-        carry = (jnp.ones((), jnp.int32), first, ids, caches)
-        found: jax.Array = kn.while_loop(unfinished, one_more, carry)[2]
-        return found
+    def _plain_writing(self, rows: int) -> Writing:
+        prompt, everything = jnp.asarray(self.config.prompt_ids, jnp.int32), jnp.ones(self.config.vocab_size, bool)
+        each = jnp.zeros(rows, jnp.int32)
+        return Writing(
+            prompt_ids=jnp.broadcast_to(prompt, (rows, self._start)),
+            prompt_lengths=each + self._start,
+            choices=everything,
+            allowed=everything,
+            allowed_first=everything,
+            first_time=each - 1,
+            last_begin=jnp.zeros((), jnp.int32),
+            temperature=each.astype(jnp.float32),
+            seed=each.astype(jnp.uint32),
+        )
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
@@ -146,11 +180,6 @@ class SpeechToText(Model):
     @property
     def _start(self) -> int:
         return len(self.config.prompt_ids)
-
-    def _step(self, ids: Int[Array, "B T"], sequences: Sequences, caches: Any) -> tuple[Int[Array, " B"], Any]:
-        x, caches = self._decoded(ids, sequences, caches)
-        best: jax.Array = jnp.argmax(self.head.logits(x[:, -1:])[:, 0], axis=-1)
-        return best.astype(jnp.int32), caches
 
     def _tokens(self, batch: SpeechBatch) -> Batch:
         """Returns rows of the prompt and the targets, of which the targets and the end are to be predicted."""

@@ -20,13 +20,15 @@ class TokenLoss(kn.Module):
 
     #: The record it trains on.
     batch: ClassVar[type] = Batch
+    #: Whether it reads the stream itself, and no head.
+    reads_stream: ClassVar[bool] = False
 
     class Config(kn.Module.Config):
         coefficient: kn.Strength = 1.0
 
     @abc.abstractmethod
-    def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
-        """Adds the terms of the logits that `head` computes; all sums are over weighted tokens."""
+    def forward(self, x: Float[Array, "B T E"], head: Any, batch: Batch) -> None:
+        """Adds the terms of the logits that `head` computes (None with `reads_stream`), sums over weighted tokens."""
 
     @kn.nowrap
     def record_by_source(

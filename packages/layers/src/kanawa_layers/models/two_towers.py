@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Bool, Float, Int, Num
 from kanawa.arrays.init import Constant
-from kanawa.contracts import FeedForward, ImageTextBatch, Model, Norm, Sequences, Stack
+from kanawa.contracts import DataSource, FeedForward, ImageTextBatch, Model, Norm, Sequences, Stack
 
 from kanawa_layers.attention.cross import CrossAttention
 from kanawa_layers.basic.embedding import Embedding
@@ -18,7 +18,7 @@ from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.basic.pooling import Pooling
 from kanawa_layers.losses.passed_around import sigmoid_contrastive_over_devices, softmax_contrastive_over_devices
 from kanawa_layers.models.vision import VisionTransformer, image_shape
-from kanawa_layers.positions.absolute import AbsolutePositions
+from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
 
 
 class ContrastiveLoss(kn.Module):
@@ -180,8 +180,23 @@ class TwoTowers(Model):
 
     @classmethod
     def row_shapes(cls, cfg: "TwoTowers.Config") -> dict[str, tuple[int, ...]]:
-        """Returns the shape of the images, where it follows from the positions."""
-        return dict(image_shape(cfg.image))
+        """Returns the shape of the images, where it follows from the positions, and of the texts."""
+        positions = cfg.text.positions
+        texts = {"input_ids": (positions.max_length,)} if isinstance(positions, LearnedPositions.Config) else {}
+        return {**image_shape(cfg.image), **texts}
+
+    @classmethod
+    def data_problem(cls, cfg: "TwoTowers.Config", source: DataSource) -> str:
+        """Returns what is wrong with texts of other ids, or without the one that the text tower reads."""
+        text, tokenizer = cfg.text, source.tokenizer
+        if source.vocab_size > text.vocab_size:
+            return f"data has {source.vocab_size} token ids, but model.text.vocab_size is {text.vocab_size}"
+        if tokenizer is None or text.end_id is None or text.end_id in tokenizer.stop_ids:
+            return ""
+        return (
+            f"model.text.end_id is {text.end_id}, and texts of the data end with {list(tokenizer.stop_ids)}: train a "
+            "folder with the model's own tokenizer, or set data.tokenizer_file to it"
+        )
 
     def setup(self) -> None:
         """Declares both towers; `input_dim` is that of the image's."""
@@ -218,6 +233,20 @@ class TwoTowers(Model):
         texts = kn.constrain(self.embed_texts(batch.input_ids), ("batch", None))
         nats = self.loss(images, texts, valid)
         self.add_loss("contrastive", jnp.sum(jnp.where(valid, nats, 0.0)), jnp.sum(valid), primary=True)
+        if batch.target_ids is not None and batch.label_ids is not None and not self.train:
+            scores = images @ self._of_labels(batch.label_ids).T
+            counted = valid & (batch.target_ids >= 0)
+            correct = counted & (jnp.argmax(scores, axis=1) == batch.target_ids)
+            sums = (jnp.sum(which, dtype=jnp.float32) for which in (correct, counted))
+            self.record("zero_shot_accuracy", kn.Mean(*sums))
+
+    def _of_labels(self, label_ids: Int[Array, "B M T"]) -> Float[Array, "M D"]:
+        """Returns the vectors of the labels, which are the same in every row; a multiple of B rows can be sharded."""
+        rows, labels, length = label_ids.shape
+        count = -(-labels // rows) * rows
+        padded = jnp.concatenate([label_ids[0], jnp.zeros((count - labels, length), label_ids.dtype)])
+        with kn.call_name("labels"):
+            return self.embed_texts(padded)[:labels]
 
 
 def _unit(x: Float[Array, "B D"]) -> Float[Array, "B D"]:

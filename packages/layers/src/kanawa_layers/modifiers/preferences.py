@@ -9,6 +9,7 @@ from kanawa.errors import ConfigError
 
 from kanawa_layers.losses.preference import sigmoid
 from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.models.embedding_loss import as_embedder
 from kanawa_layers.models.labels import as_classifier
 from kanawa_layers.models.preference_loss import DPO, KTO, ORPO, ReferencedLoss, SimPO
 from kanawa_layers.models.reference import AdapterOff, FrozenModel, TokenLogprobs, without_adapters
@@ -125,6 +126,19 @@ class LabelHeads(kn.Modifier):
         """Returns `cfg` as a classifier; raises ConfigError where there is no model of text."""
         as_classifier(vars(cfg).get("model", cfg), self.config.labels, of_tokens=self.config.of_tokens)
         return train_reward_head(cfg)
+
+
+class EmbeddingLosses(kn.Modifier):
+    """`embedding-loss`: the model learns vectors of texts instead of predicting tokens; see `EmbeddingLoss`."""
+
+    class Config(kn.Modifier.Config):
+        pooling: Literal["mean", "first", "last"] = "mean"
+        scale: kn.Positive = 20.0
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with the loss; raises ConfigError where there is no model of text."""
+        as_embedder(vars(cfg).get("model", cfg), self.config.pooling, self.config.scale)
+        return cfg
 
 
 class RewardModelLoss(kn.Modifier):

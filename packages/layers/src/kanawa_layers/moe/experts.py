@@ -9,7 +9,6 @@ import kanawa as kn
 from jaxtyping import Array, Float, Int
 from kanawa.arrays.axes import LogicalAxes
 from kanawa.contracts import Weighted
-from kanawa.kernels.grouped_matmul import grouped_matmul
 
 from kanawa_layers.feedforward.gated import Gating, Product
 
@@ -45,7 +44,7 @@ class Experts(Weighted):
 
     def project(self, rows: Float[Array, "R K"], name: str, group_sizes: Int[Array, " X"]) -> Float[Array, "R N"]:
         """Returns each row times its expert's matrix, plus its bias."""
-        y = grouped_matmul(rows, self.dense_weight(name), group_sizes)
+        y = self.grouped_matmul(rows, name, group_sizes)
         if not self.config.bias:
             return y
         bias = self.param(f"{name}_bias")

@@ -104,6 +104,41 @@ def _text_names(siglip: bool) -> kn.foreign.Names:
     )
 
 
+def image_tower(
+    *,
+    siglip: bool = False,
+    num_layers: int,
+    input_dim: int,
+    num_heads: int,
+    hidden_dim: int | None = None,
+    patch_size: int,
+    image_size: int,
+    activation: Callable[..., Any] | None = None,
+    norm_eps: float | None = None,
+) -> VisionTransformer.Config:
+    """Returns the tower of images alone."""
+    function, eps = (gelu_tanh, 1e-6) if siglip else (quick_gelu, 1e-5)
+    function, eps = activation or function, norm_eps or eps
+    norm, patches = LayerNorm.Config(eps=eps), (image_size // patch_size) ** 2
+    return VisionTransformer.Config(
+        # SigLIP's pixels are from -1 to 1; CLIP's have the means and deviations of its pictures.
+        pixels=PixelNorm.Config()
+        if siglip
+        else PixelNorm.Config(mean=(0.48145466, 0.4578275, 0.40821073), stddev=(0.26862954, 0.26130258, 0.27577711)),
+        patches=PatchEmbedding.Config(
+            patch_size=patch_size,
+            projection=Linear.Config(bias=siglip, foreign=_PATCH),
+            foreign=kn.foreign.Names(children={"projection": ""}),
+        ),
+        class_token=not siglip,
+        positions=LearnedPositions.Config(max_length=patches + (not siglip)),
+        pre_norm=None if siglip else norm,
+        stack=_stack(num_layers, num_heads, hidden_dim or 4 * input_dim, Bidirectional.Config(), function, eps),
+        norm=norm,
+        foreign=_IMAGE,
+    )
+
+
 def two_towers(
     *,
     siglip: bool = False,
@@ -130,23 +165,16 @@ def two_towers(
     eps = norm_eps or eps
     norm, hidden = LayerNorm.Config(eps=eps), hidden_dim or 4 * input_dim
     image_function, text_function = image_activation or usual, text_activation or usual
-    patches = (image_size // patch_size) ** 2
-    image = VisionTransformer.Config(
-        # SigLIP's pixels are from -1 to 1; CLIP's have the means and deviations of its pictures.
-        pixels=PixelNorm.Config()
-        if siglip
-        else PixelNorm.Config(mean=(0.48145466, 0.4578275, 0.40821073), stddev=(0.26862954, 0.26130258, 0.27577711)),
-        patches=PatchEmbedding.Config(
-            patch_size=patch_size,
-            projection=Linear.Config(bias=siglip, foreign=_PATCH),
-            foreign=kn.foreign.Names(children={"projection": ""}),
-        ),
-        class_token=not siglip,
-        positions=LearnedPositions.Config(max_length=patches + (not siglip)),
-        pre_norm=None if siglip else norm,
-        stack=_stack(num_layers, num_heads, hidden, Bidirectional.Config(), image_function, eps),
-        norm=norm,
-        foreign=_IMAGE,
+    image = image_tower(
+        siglip=siglip,
+        num_layers=num_layers,
+        input_dim=input_dim,
+        num_heads=num_heads,
+        hidden_dim=hidden,
+        patch_size=patch_size,
+        image_size=image_size,
+        activation=image_function,
+        norm_eps=eps,
     )
     pooling = _pooling(num_heads, hidden, image_function, norm) if siglip else None
     mask = Bidirectional.Config() if siglip else Causal.Config()
@@ -248,6 +276,11 @@ def _to_hf(cfg: Any, siglip: bool) -> dict[str, Any]:
 CLIP = ForeignFamily(partial(_from_hf, siglip=False), partial(_to_hf, siglip=False))
 SIGLIP = ForeignFamily(partial(_from_hf, siglip=True), partial(_to_hf, siglip=True))
 
+#: For images of 32 pixels and texts of bytes, to try things out: learns in minutes on a processor.
+clip_tiny = partial(
+    two_towers, output_dim=64, num_layers=4, input_dim=128, num_heads=4, patch_size=4, image_size=32,
+    text_layers=2, text_dim=128, text_heads=4, vocab_size=259, max_length=48, end_id=258,
+)  # fmt: skip
 #: CLIP ViT-B/32: 151,277,313 parameters.
 clip_vit_b_32 = partial(
     two_towers, output_dim=512, num_layers=12, input_dim=768, num_heads=12, patch_size=32, image_size=224,

@@ -7,150 +7,78 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import CacheState, Norm, SequenceMixer, Sequences
 from kanawa.kernels.segments import Segments
 
 from kanawa_layers.attention.projections import head_dim_of
 from kanawa_layers.basic.linear import Linear, add_linear
-from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.kernels.linear_recurrence import unit_lower_inverse
-from kanawa_layers.recurrent.causal_conv import CausalConv, entering, leaving, marks
-from kanawa_layers.recurrent.decay_init import LogOfUniform, StepBias
-
-_CONVOLVED = ("query", "key", "value")
+from kanawa_layers.recurrent.delta_rule import NAMES, DeltaRule
 
 
-class KimiDeltaAttention(SequenceMixer):
+class KimiDeltaAttention(DeltaRule):
     """S_t = (I - beta_t k_t k_t^T) diag(a_t) S_(t-1) + beta_t k_t v_t^T; out = norm(S_t^T q_t) sigmoid(gate).
 
     a = exp(-exp(log_rate) softplus(decay_up(decay_down(x)) + step_bias)), one number for each head and key channel;
-    beta = sigmoid(write(x)); gate = gate_up(gate_down(x)); queries and keys have length 1, queries are scaled by
-    head_dim ** -0.5 (Kimi Linear, arXiv:2510.26692, section 3). Decays and states are fp32. Chunks of `chunk_length`
-    tokens are matmuls; decays within one are [B, C, C, H, K]. Tags for remat as in `GatedDeltaNet`.
+    gate = gate_up(gate_down(x)) (Kimi Linear, arXiv:2510.26692, section 3); both pass through `rank` channels, by
+    default head_dim. Chunks of `chunk_length` tokens are matmuls; decays within one are [B, C, C, H, K]. The rest is
+    `DeltaRule`'s.
     """
 
-    query: Linear
-    key: Linear
-    value: Linear
-    write: Linear
     decay_down: Linear
     decay_up: Linear
     gate_down: Linear
     gate_up: Linear
-    query_conv: CausalConv
-    key_conv: CausalConv
-    value_conv: CausalConv
-    norm: Norm
-    output: Linear
 
-    class Config(SequenceMixer.Config):
-        PLACEMENT = ("chunk_length",)
-
-        num_heads: kn.Size = kn.REQUIRED
-        head_dim: kn.Size | None = None
-        value_dim: kn.Size | None = None
+    class Config(DeltaRule.Config):
         rank: kn.Size | None = None
         chunk_length: kn.Size = 16
-        query: Linear.Config = Linear.Config()
-        key: Linear.Config = Linear.Config()
-        value: Linear.Config = Linear.Config()
-        write: Linear.Config = Linear.Config()
         decay_down: Linear.Config = Linear.Config()
         decay_up: Linear.Config = Linear.Config()
         gate_down: Linear.Config = Linear.Config()
         gate_up: Linear.Config = Linear.Config()
-        query_conv: CausalConv.Config = CausalConv.Config(bias=False)
-        key_conv: CausalConv.Config = CausalConv.Config(bias=False)
-        value_conv: CausalConv.Config = CausalConv.Config(bias=False)
-        norm: Norm.Config = RMSNorm.Config()
-        output: Linear.Config = Linear.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"log_rate": "A_log", "step_bias": "dt_bias"},
             children={
-                "query": "q_proj",
-                "key": "k_proj",
-                "value": "v_proj",
-                "write": "b_proj",
+                **NAMES,
                 "decay_down": "f_a_proj",
                 "decay_up": "f_b_proj",
                 "gate_down": "g_a_proj",
                 "gate_up": "g_b_proj",
-                "query_conv": "q_conv1d",
-                "key_conv": "k_conv1d",
-                "value_conv": "v_conv1d",
-                "norm": "o_norm",
-                "output": "o_proj",
             },
         )
 
     def setup(self) -> None:
-        """Declares projections, convolutions, the decay's parameters (never decayed), and the norm of each head.
-
-        Decay and gate pass through `rank` channels, by default head_dim.
-        """
+        """Declares what a delta rule has, a decay for each key channel, and the gate."""
         cfg = self.config
-        self.key_dim = head_dim_of(self)
-        self.value_dim = cfg.value_dim or self.key_dim
-        keys, values, rank = cfg.num_heads * self.key_dim, cfg.num_heads * self.value_dim, cfg.rank or self.key_dim
-        widths = {"query": keys, "key": keys, "value": values}
-        for name, width in widths.items():
-            add_linear(self, name, cfg.input_dim, width, ("embed", "mlp"))
-            self.add_child(f"{name}_conv", getattr(cfg, f"{name}_conv"), channels=width, axis="mlp")
-        add_linear(self, "write", cfg.input_dim, cfg.num_heads, ("embed", "heads"))
-        for name, width in (("decay", keys), ("gate", values)):
+        keys = cfg.num_heads * head_dim_of(self)
+        self.declare(cfg.num_heads, keys, "mlp")
+        rank = cfg.rank or self.key_dim
+        for name, width in (("decay", keys), ("gate", self.values)):
             add_linear(self, f"{name}_down", cfg.input_dim, rank, ("embed", None))
             add_linear(self, f"{name}_up", rank, width, (None, "mlp"))
-        self.add_param("log_rate", (cfg.num_heads,), axes=("heads",), init=LogOfUniform(), weight_decay=0.0)
-        self.add_param("step_bias", (keys,), axes=("mlp",), init=StepBias(), weight_decay=0.0)
-        self.add_child("norm", cfg.norm, input_dim=self.value_dim)
-        add_linear(self, "output", values, cfg.input_dim, ("mlp", "embed"))
 
-    def forward(
-        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
-    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
-        """Returns the mixed activations, and the cache with each row's state and convolution tails."""
-        cfg, old, segments = self.config, entering(cache, sequences, self.path), marks(sequences)
-        heads: dict[str, jax.Array] = {}
-        carried: CacheState = {}
-        for name in _CONVOLVED:
-            convolve: CausalConv = getattr(self, f"{name}_conv")
-            y, carried[f"{name}_tail"] = convolve(getattr(self, name)(x), segments, old.get(f"{name}_tail"))
-            heads[name] = jax.nn.silu(y).reshape(*x.shape[:2], cfg.num_heads, -1)
-        q, k, v = (self.tag(name, heads[name]).astype(jnp.float32) for name in _CONVOLVED)
-        out, carried["state"] = channel_delta(
-            _unit(q) * self.key_dim**-0.5,
-            _unit(k),
-            kn.constrain(v, ("batch", "length", "heads", "head_dim")),
-            self._log_decay(x),
-            jax.nn.sigmoid(self.write(x).astype(jnp.float32)),
-            old.get("state"),
-            segments,
-            cfg.chunk_length,
-        )
-        out = self.norm(self.tag("attention_output", out.astype(x.dtype))).reshape(*x.shape[:2], -1)
-        gate = jax.nn.sigmoid(self.gate_up(self.gate_down(x)))
-        y = self.tag("attention_projection", self.output(out * gate))
-        return kn.constrain(y, ("batch", "length", "embed")), leaving(cache, carried, sequences)
+    def raw_step(self, x: Float[Array, "B T E"]) -> Float[Array, "B T HK"]:
+        """Returns the decay's two projections."""
+        return self.decay_up(self.decay_down(x))
 
-    def _log_decay(self, x: Float[Array, "B T E"]) -> Float[Array, "B T H K"]:
-        """Returns the log of each channel's decay, fp32."""
-        step = self.decay_up(self.decay_down(x)).astype(jnp.float32) + self.param("step_bias", jnp.float32)[None, None]
-        step = jax.nn.softplus(step).reshape(*x.shape[:2], self.config.num_heads, self.key_dim)
-        return -jnp.exp(self.param("log_rate", jnp.float32))[None, None, :, None] * step
+    def gate(self, x: Float[Array, "B T E"]) -> Float[Array, "B T HV"]:
+        """Returns the sigmoid of the gate's two projections."""
+        return jax.nn.sigmoid(self.gate_up(self.gate_down(x)))
 
-    @kn.nowrap
-    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
-        """Returns the layout of three tails in `dtype` and an fp32 state; `length` doesn't matter."""
-        shape = (rows, self.config.num_heads, self.key_dim, self.value_dim)
-        state = kn.ParamSpec(shape, ("batch", "heads", "state", "head_dim"), "float32", kn.zeros)
-        tails = {f"{name}_tail": getattr(self, f"{name}_conv").tail_spec(rows, dtype) for name in _CONVOLVED}
-        return {**tails, "state": state}
-
-    @kn.nowrap
-    def flops_per_token(self, context_length: float) -> float:
-        """Returns projections and convolutions, and 6 FLOPs an element of the state: correct, write, read."""
-        state = self.config.num_heads * self.key_dim * self.value_dim
-        return float(super().flops_per_token(context_length) + 6.0 * state)
+    def recur(
+        self,
+        heads: dict[str, jax.Array],
+        step: Float[Array, "B T HK"],
+        beta: Float[Array, "B T H"],
+        state: Float[Array, "B H K V"] | None,
+        segments: Segments | None,
+        segment_ids: jax.Array | None,
+    ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
+        """Returns what each token reads, and the state after the last one."""
+        del segment_ids
+        q, k, v = (heads[name].astype(jnp.float32) for name in ("query", "key", "value"))
+        rate = -jnp.exp(self.param("log_rate", jnp.float32))[None, None, :, None]
+        return channel_delta(q, k, v, rate * step.reshape(k.shape), beta, state, segments, self.config.chunk_length)
 
 
 def channel_delta(
@@ -220,7 +148,3 @@ def _one_chunk(
     out = jnp.einsum("bhts,bhsv->bthv", scores, written) + jnp.einsum("bthk,bhkv->bthv", q * reach, state)
     state = through[..., None] * state + jnp.einsum("bshk,bhsv->bhkv", k * leave, written)
     return (state, last[:, 0]), out
-
-
-def _unit(x: Float[Array, "B T H K"]) -> Float[Array, "B T H K"]:
-    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)

@@ -18,6 +18,7 @@ from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.recurrent.causal_conv import CausalConv, entering, leaving, marks
 from kanawa_layers.stack.chained import ChainedStack
+from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.repeated import RepeatedStack
 
 #: The name under which `ReportingEmbedding` offers token ids to layers.
@@ -213,7 +214,7 @@ class MemoryBlock(Block):
 class NGramMemories(kn.Modifier):
     """`ngram-memory`: hashed tables of n-grams before some `layers` of each model, counted from 0; see `NGramMemory`.
 
-    A stack that repeats one block becomes a chain, so parameters of its layers get other paths.
+    A stack becomes a chain, so parameters of its layers get other paths.
     """
 
     class Config(kn.Modifier.Config):
@@ -224,31 +225,56 @@ class NGramMemories(kn.Modifier):
         width: kn.Size = 64
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with memories; raises ConfigError for a stack that doesn't repeat one block, or has no such
-        layer."""
+        """Returns `cfg` with memories; raises ConfigError for a stack of another kind, or that has no such layer."""
         own = self.config
         memory = NGramMemory.Config(orders=own.orders, heads=own.heads, table_size=own.table_size, width=own.width)
 
         def edit(model: Any) -> None:
-            stack = model.stack
-            if not isinstance(stack, RepeatedStack.Config) or max(own.layers, default=0) >= stack.num_layers:
-                found = f"{type(stack).__qualname__} of {stack.num_layers} layers"
-                message = f"ngram-memory: layers {own.layers} of a {found}; expected layers of a RepeatedStack"
+            layers, total = set(own.layers), _num_layers(model.stack)
+            if max(layers, default=0) >= total:
+                message = f"ngram-memory: layers {own.layers} of a model of {total} layers, counted from 0"
                 raise ConfigError(message)
-            model.set(stack=_chain(stack, memory, sorted(set(own.layers))))
+            parts = _parts(model.stack, memory, layers, 0)
+            model.set(stack=ChainedStack.Config(stacks=tuple(parts), input_dim=model.stack.input_dim))
             kn.replace(model, target=Embedding, new=ReportingEmbedding.Config(), where="embedding")
 
         kn.replace(cfg, target=CausalLM, edit=edit)
         return cfg
 
 
-def _chain(stack: Any, memory: NGramMemory.Config, layers: list[int]) -> ChainedStack.Config:
-    """Returns the stack cut so that each of `layers` stands alone, with a memory before it."""
-    cuts = sorted({0, *layers, *(layer + 1 for layer in layers), stack.num_layers})
-    parts = []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
-        part = stack.clone().set(num_layers=stop - start)
-        if start in layers:
-            part.set(layer=MemoryBlock.Config(block=part.layer, memory=memory))
-        parts.append(part)
-    return ChainedStack.Config(stacks=tuple(parts), input_dim=stack.input_dim)
+def _num_layers(stack: Any) -> int:
+    if isinstance(stack, ChainedStack.Config):
+        return sum(_num_layers(part) for part in stack.stacks)
+    count: int = stack.num_layers
+    return count
+
+
+def _parts(stack: Any, memory: NGramMemory.Config, layers: set[int], first: int) -> list[Any]:
+    """Returns the stack, which begins at layer `first`, cut so that each of `layers` stands alone, with a memory."""
+    if isinstance(stack, ChainedStack.Config):
+        parts = []
+        for part in stack.stacks:
+            parts += _parts(part, memory, layers, first)
+            first += _num_layers(part)
+        return parts
+    chosen = {layer - first for layer in layers} & set(range(stack.num_layers))
+    if not chosen:
+        return [stack]
+    # Of a subclass it isn't known what else counts its layers.
+    if type(stack) not in (RepeatedStack.Config, PatternStack.Config):
+        message = f"ngram-memory: {type(stack).__qualname__} isn't supported; expected RepeatedStack or PatternStack"
+        raise ConfigError(message)
+    cuts = sorted({0, *chosen, *(layer + 1 for layer in chosen), stack.num_layers})
+    return [_part(stack, a, b, memory if a in chosen else None) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def _part(stack: Any, start: int, stop: int, memory: NGramMemory.Config | None) -> Any:
+    """Returns a stack of some of the layers, before the first of which is a memory."""
+    pattern = stack.pattern if isinstance(stack, PatternStack.Config) else (stack.layer,)
+    blocks = [pattern[i % len(pattern)] for i in range(start, min(stop, start + len(pattern)))]
+    if memory is not None:
+        blocks[0] = MemoryBlock.Config(block=blocks[0], memory=memory)
+    part = stack.clone()
+    if isinstance(stack, PatternStack.Config):
+        return part.set(num_layers=stop - start, pattern=tuple(blocks))
+    return part.set(num_layers=stop - start, layer=blocks[0])

@@ -59,6 +59,16 @@ class Residual(kn.Module):
 #: Names of the branches in Llama's checkpoints, and of parts that only ours have; a block adds those of its norms.
 BRANCH_NAMES = {"attention": "self_attn", "feed_forward": "mlp"}
 RESIDUAL_NAMES = {name: name for name in ("attention_residual", "feed_forward_residual")}
+#: Gemma's names of a block with a norm on both sides of each branch.
+SANDWICH_NAMES = {
+    **BRANCH_NAMES,
+    "attention_norm": "input_layernorm",
+    # In Llama this name is the norm before the feed-forward; here it is that of attention's output.
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+    **RESIDUAL_NAMES,
+}
 
 
 class ResidualBlock(Block):
@@ -215,17 +225,7 @@ class SandwichNormBlock(ResidualBlock):
         attention_output_norm: Norm.Config = RMSNorm.Config()
         feed_forward_norm: Norm.Config = RMSNorm.Config()
         feed_forward_output_norm: Norm.Config = RMSNorm.Config()
-        foreign: kn.foreign.Names = kn.foreign.Names(
-            children={
-                **BRANCH_NAMES,
-                "attention_norm": "input_layernorm",
-                # In Llama this name is the norm before the feed-forward; here it is that of attention's output.
-                "attention_output_norm": "post_attention_layernorm",
-                "feed_forward_norm": "pre_feedforward_layernorm",
-                "feed_forward_output_norm": "post_feedforward_layernorm",
-                **RESIDUAL_NAMES,
-            }
-        )
+        foreign: kn.foreign.Names = kn.foreign.Names(children=SANDWICH_NAMES)
 
     def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         return self._norm(branch)(x)

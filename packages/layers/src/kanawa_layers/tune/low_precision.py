@@ -12,11 +12,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import WeightForm
 from kanawa.contracts.weights import StoredWeight
+from kanawa.kernels.grouped_matmul import grouped_matmul
 from kanawa.kernels.matmul import matmul
+from kanawa.kernels.operands import operands_as
 
 #: A scale of zero would divide by zero.
 _SMALLEST_SCALE = 1e-30
@@ -24,11 +26,15 @@ _SMALLEST_SCALE = 1e-30
 
 @dataclasses.dataclass(frozen=True)
 class SmallFloat:
-    """A float of few bits: bits of its mantissa, the exponent of its smallest normal number, its largest number."""
+    """A float of few bits: bits of its mantissa, the exponent of its smallest normal number, its largest number.
+
+    `dtype` is its name in hardware's figures.
+    """
 
     mantissa: int
     smallest_exponent: int
     largest: float
+    dtype: str
 
     def round(self, x: Float[Array, "..."], noise: Float[Array, "..."] | None = None) -> Float[Array, "..."]:
         """Returns fp32 values rounded to nearest, ties to even; larger ones become the largest.
@@ -52,9 +58,9 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type((jnp.clip(exponent, -126, 127) + 127) << 23, jnp.float32)
 
 
-E4M3 = SmallFloat(3, -6, 448.0)
-E5M2 = SmallFloat(2, -14, 57344.0)
-E2M1 = SmallFloat(1, 0, 6.0)
+E4M3 = SmallFloat(3, -6, 448.0, "float8_e4m3fn")
+E5M2 = SmallFloat(2, -14, 57344.0, "float8_e5m2")
+E2M1 = SmallFloat(1, 0, 6.0, "float4_e2m1fn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +78,10 @@ class BlockFormat:
 
     def rounded(self, x: Float[Array, "R K"], key: jax.Array | None = None) -> Float[Array, "R K"]:
         """Returns what is left of x, fp32; with a key, rounded at random."""
-        x = x.astype(jnp.float32)
+        with operands_as(self.values.dtype):
+            return self._rounded(x.astype(jnp.float32), key)
+
+    def _rounded(self, x: Float[Array, "R K"], key: jax.Array | None) -> Float[Array, "R K"]:
         rows, inner = self.rows or max(x.shape[0], 1), self.inner or max(x.shape[1], 1)
         # Zeros fill the last blocks.
         padded = jnp.pad(x, [(0, -x.shape[0] % rows), (0, -x.shape[1] % inner)])
@@ -137,7 +146,7 @@ RecipeName = Literal["fp8-tensor", "fp8-row", "fp8-block", "mxfp8", "nvfp4"]
 class LowPrecision(WeightForm):
     """All three matmuls of a weight with operands in the formats of `recipe`; the weight is stored as fp32.
 
-    Emulated: as slow as fp32 matmuls. Experts' weights aren't reached, since their rows are grouped.
+    Emulated: as slow as fp32 matmuls. Plans count matmuls of the recipe's dtype.
     """
 
     class Config(WeightForm.Config):
@@ -150,12 +159,19 @@ class LowPrecision(WeightForm):
         y = low_precision_matmul(x.reshape(-1, inner), weight.reshape(inner, -1), RECIPES[self.config.recipe])
         return y.reshape(*x.shape[: x.ndim - count], *weight.shape[count:])
 
+    def grouped_matmul(
+        self, x: Float[Array, "M K"], stored: StoredWeight, spec: ParamSpec, group_sizes: Int[Array, " G"]
+    ) -> Float[Array, "M N"]:
+        """Returns each group of rows @ its own weight, in x's dtype."""
+        del spec
+        return low_precision_grouped_matmul(x, stored[""], group_sizes, RECIPES[self.config.recipe])
+
 
 # jax's own, not kn.custom_vjp: it takes all it needs as arguments.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def low_precision_matmul(x: Float[Array, "M K"], weight: Float[Array, "K N"], recipe: Recipe) -> Float[Array, "M N"]:
     """Returns x @ weight of rounded operands, in x's dtype; gradients are those of the recipe, in each one's dtype."""
-    return _multiplied(recipe.x.rounded(x), recipe.weight.rounded(weight.T), x.dtype)
+    return _multiplied(recipe.x.rounded(x), recipe.weight.rounded(weight.T), x.dtype, recipe)
 
 
 def _forward(x: jax.Array, weight: jax.Array, recipe: Recipe) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -164,24 +180,72 @@ def _forward(x: jax.Array, weight: jax.Array, recipe: Recipe) -> tuple[jax.Array
 
 def _backward(recipe: Recipe, saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, weight = saved
-    keys: Any = (None, None)
-    if recipe.stochastic:
-        # Noise that follows from bits of the gradient itself needs no key, and is other in each step and layer. The
-        # sum is of integers: in any order it is the same, sharded or computed again.
-        bits = jax.lax.bitcast_convert_type(dy.astype(jnp.float32), jnp.uint32)
-        keys = tuple(jax.random.split(jax.random.key(jnp.sum(bits ^ bits >> 16, dtype=jnp.uint32))))
-    dx = _multiplied(recipe.gradient.rounded(dy, keys[0]), recipe.weight.rounded(weight), x.dtype)
+    keys = _noise_keys(dy, recipe)
+    dx = _multiplied(recipe.gradient.rounded(dy, keys[0]), recipe.weight.rounded(weight), x.dtype, recipe)
     x_tokens, dy_tokens = (_rotated(part.T) if recipe.hadamard else part.T for part in (x, dy))
-    dw = _multiplied(recipe.x.rounded(x_tokens), recipe.gradient.rounded(dy_tokens, keys[1]), weight.dtype)
+    dw = _multiplied(recipe.x.rounded(x_tokens), recipe.gradient.rounded(dy_tokens, keys[1]), weight.dtype, recipe)
     return dx, dw
 
 
 low_precision_matmul.defvjp(_forward, _backward)
 
 
-def _multiplied(x: jax.Array, weight: jax.Array, dtype: Any) -> jax.Array:
+def _multiplied(x: jax.Array, weight: jax.Array, dtype: Any, recipe: Recipe) -> jax.Array:
     """Returns x [rows, inner] times weight [outputs, inner], products exact and sums in fp32."""
-    return matmul(x, weight, outputs_first=True, precision="highest", own_gradients=False).astype(dtype)
+    with operands_as(recipe.weight.values.dtype):
+        return matmul(x, weight, outputs_first=True, precision="highest", own_gradients=False).astype(dtype)
+
+
+def _noise_keys(dy: jax.Array, recipe: Recipe) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns keys to round a gradient by twice; None where the recipe rounds to nearest."""
+    if not recipe.stochastic:
+        return None, None
+    # Noise that follows from bits of the gradient itself needs no key, and is other in each step and layer. The sum is
+    # of integers: in any order it is the same, sharded or computed again.
+    bits = jax.lax.bitcast_convert_type(dy.astype(jnp.float32), jnp.uint32)
+    first, second = jax.random.split(jax.random.key(jnp.sum(bits ^ bits >> 16, dtype=jnp.uint32)))
+    return first, second
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def low_precision_grouped_matmul(
+    x: Float[Array, "M K"], weight: Float[Array, "G K N"], group_sizes: Int[Array, " G"], recipe: Recipe
+) -> Float[Array, "M N"]:
+    """Returns each group of rows @ its own weight, of rounded operands, in x's dtype.
+
+    For the weights' gradient blocks of rows are counted from the first row, whatever their group, and no rows are
+    rotated: a rotation would mix groups.
+    """
+    outputs_first = jax.vmap(recipe.weight.rounded)(jnp.swapaxes(weight, 1, 2))
+    return _grouped(recipe.x.rounded(x), jnp.swapaxes(outputs_first, 1, 2), group_sizes, x.dtype, recipe)
+
+
+def _grouped_forward(
+    x: jax.Array, weight: jax.Array, group_sizes: jax.Array, recipe: Recipe
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    return low_precision_grouped_matmul(x, weight, group_sizes, recipe), (x, weight, group_sizes)
+
+
+def _grouped_backward(
+    recipe: Recipe, saved: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    x, weight, group_sizes = saved
+    keys = _noise_keys(dy, recipe)
+    by_outputs = jnp.swapaxes(jax.vmap(recipe.weight.rounded)(weight), 1, 2)
+    dx = _grouped(recipe.gradient.rounded(dy, keys[0]), by_outputs, group_sizes, x.dtype, recipe)
+    rows, gradients = recipe.x.rounded(x.T).T, recipe.gradient.rounded(dy.T, keys[1]).T
+    zeros = jnp.zeros(weight.shape, jnp.float32)
+    pull: Any
+    _, pull = jax.vjp(lambda each: _grouped(rows, each, group_sizes, jnp.float32, recipe), zeros)
+    return dx, pull(gradients)[0].astype(weight.dtype), None
+
+
+low_precision_grouped_matmul.defvjp(_grouped_forward, _grouped_backward)
+
+
+def _grouped(x: jax.Array, weight: jax.Array, group_sizes: jax.Array, dtype: Any, recipe: Recipe) -> jax.Array:
+    with operands_as(recipe.weight.values.dtype):
+        return grouped_matmul(x, weight, group_sizes).astype(dtype)
 
 
 _SIXTEEN = 16
@@ -201,4 +265,5 @@ def _rotated(x: Float[Array, "R K"]) -> Float[Array, "R K16"]:
     """Returns each 16 along the inner dimension rotated, fp32; zeros fill the last."""
     x = jnp.pad(x.astype(jnp.float32), [(0, 0), (0, -x.shape[1] % _SIXTEEN)])
     parts = x.reshape(x.shape[0], -1, _SIXTEEN)
-    return jnp.einsum("rki,ij->rkj", parts, _hadamard(), precision=jax.lax.Precision.HIGHEST).reshape(x.shape)
+    with operands_as(E2M1.dtype):
+        return jnp.einsum("rki,ij->rkj", parts, _hadamard(), precision=jax.lax.Precision.HIGHEST).reshape(x.shape)

@@ -1,5 +1,6 @@
 """Placement: what is chosen where the shipped rule's plan doesn't fit, why, and what stays the user's."""
 
+import dataclasses
 import json
 
 import kanawa as kn
@@ -9,9 +10,10 @@ from kanawa.composition.target import parse_target
 from kanawa.plugins import MeshRule
 from kanawa_parallel.plan.placement import answer as placement
 from kanawa_parallel.plan.placement import remembered
-from kanawa_parallel.plan.placement.choices import kept_sets, slices_of, spreads
-from kanawa_parallel.plan.placement.sketch import Kept
-from kanawa_parallel.plan.quick.estimate import quick_report
+from kanawa_parallel.plan.placement.bound import Bound
+from kanawa_parallel.plan.placement.choices import Spread, kept_sets, slices_of, spreads
+from kanawa_parallel.plan.placement.sketch import Kept, Sketch
+from kanawa_parallel.plan.quick.estimate import estimated, quick_report
 from kanawa_parallel.plan.search.evaluate import ROOM
 
 ROWS = "batch_size=8"
@@ -123,3 +125,32 @@ def test_activations_are_kept_in_groups(unplaced_job):
     assert Kept() in sets and Kept(frozenset(("key", "query", "value")), frozenset(("layer_input",))) in sets
     assert all(("query" in each.save) == ("key" in each.save) for each in sets) and len(sets) == 2 * 3 * 2
     assert slices_of(96, {"data": 2, "fsdp": 4, "tensor": 2}) == [1, 2, 3, 4, 6, 12]
+
+
+def test_a_pipelines_guess_is_of_the_whole_step(job):
+    """The guess of what was traced is the plan itself, whatever the ticks; in all of them recomputing is spared."""
+    words = ['mesh:axes={"stage":4}', "pipeline:microbatches=4", "remat:policy=full"]
+    planned = estimated(compose("plan-job", "box-4", words, [ROWS]), "train_step")
+    sketch = Sketch(planned)
+    ((_, count, guess),) = sketch.guesses([Kept()], [1, 2])
+    assert count == 1 and guess.seconds == pytest.approx(planned.times.seconds.total)
+    assert guess.memory_bytes == pytest.approx(placement._memory(planned))
+
+
+def test_a_mesh_that_can_gain_nothing_is_not_traced(unplaced_job):
+    """By the trace of `fsdp` alone: sums over `tensor` are waited for, and fewer shards leave less room."""
+    words = ['mesh:axes={"fsdp":4}', "remat:policy=full"]
+    planned = estimated(compose("plan-job", "box-4", words, [ROWS]), "train_step")
+    sketch, plain = Sketch(planned), Spread((("fsdp", 4),))
+    bound = Bound(plain, sketch, [Kept()], 1e12, 2048)
+    assert bound.seconds(plain) <= planned.times.seconds.total
+    assert bound.seconds(Spread((("stage", 4),), microbatches=4)) == pytest.approx(1.75 * sketch.recomputing_seconds())
+    tight = dataclasses.replace(bound, room=planned.memory.peak)
+    assert tight.seconds(Spread((("data", 4),))) == float("inf")
+
+
+def test_few_rows_are_split_and_stages_made_of_layers(unplaced_job):
+    meshes = spreads(parse_target("box-8"), 100.0, experts=1, rows=2)
+    assert Spread((("fsdp", 2), ("context", 4))) in meshes and not any(each.stages == 4 for each in meshes)
+    piped = [each for each in spreads(parse_target("box-8"), 100.0, experts=1, rows=64) if each.stages == 4]
+    assert piped == [Spread((("stage", 4), ("fsdp", 2)), microbatches=32)] and "context" not in str(meshes[0])

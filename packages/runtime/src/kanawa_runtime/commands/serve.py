@@ -161,12 +161,16 @@ def _opened(
 ) -> "ServedModel":
     """Returns the model behind its engine; what it shares with another server is stopped by `paired`."""
     from kanawa_runtime.serve.disaggregated.pairing import pairing_of
-    from kanawa_runtime.serve.http.from_run import pooled_model, pools, served_model
+    from kanawa_runtime.serve.http.from_run import pooled_model, pools, served_model, transcribes, transcribing_model
 
     shared: dict[str, Any] = {"name": args.name, "step": args.step, "target": args.on, "modifiers": tuple(args.modify)}
     if pools(directory, args.pool):
         refuse_generation(args)
         return pooled_model(directory, config.engine, args.pool, **shared)
+    if transcribes(directory):
+        refuse_generation(args)
+        require_serving("serve", "python_multipart")
+        return transcribing_model(directory, config.engine, **shared)
     template = _path(args.chat_template)
     pairing = pairing_of(args.prefill_listen, args.prefill_from, _path(args.pages_token_file))
     if pairing is not None:
@@ -188,13 +192,13 @@ def refuse_generation(args: argparse.Namespace) -> None:
     options = ("adapter", "draft", "chat_template", "prefill_listen", "prefill_from", "train")
     given = next((name for name in options if getattr(args, name)), None)
     if given is not None:
-        message = f"--{given.replace('_', '-')} is for models that write texts, and this one's are pooled; leave it out"
+        message = f"--{given.replace('_', '-')} is for models that generate texts, and this one doesn't; leave it out"
         raise UsageError(message)
 
 
-def require_serving(verb: str) -> None:
+def require_serving(verb: str, *further: str) -> None:
     """Raises UsageError naming what is missing and the extra that brings it; imports nothing."""
-    missing = [module for module in _MODULES if importlib.util.find_spec(module) is None]
+    missing = [module for module in (*_MODULES, *further) if importlib.util.find_spec(module) is None]
     if missing:
         message = f'kanawa {verb} needs {", ".join(missing)}, not installed here: pip install "kanawa[serve]"'
         raise UsageError(message)

@@ -17,3 +17,7 @@ class LoaderError(KanawaError):
 
 class ShardError(KanawaError):
     """A shard of encoded text can't be written, or isn't what its digest says."""
+
+
+class ItemError(UsageError):
+    """One item of the data, such as a picture, can't be used; the message is the reason alone."""

@@ -1,13 +1,13 @@
 """`--data`: the same experiment on other data, by name or by files; and the data of a model that came without any."""
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
 from kanawa.composition.modifiers import parse_modifier
 from kanawa.config import Config, apply_override
-from kanawa.contracts import Batch, DataSource, MaskedLM, Model
+from kanawa.contracts import Batch, CausalLM, DataSource, EncoderDecoderBatch, MaskedLM, Model
 from kanawa.errors import ConfigError, KanawaError, UsageError, did_you_mean
 from kanawa.plugins import component, host
 
@@ -17,7 +17,9 @@ from kanawa_runtime.data.mixture import Mixture
 from kanawa_runtime.data.own_files import Part, names_files, own_corpus, parts_of
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.records.listing import is_pattern
+from kanawa_runtime.data.rows_of_source import RowsOfSource
 from kanawa_runtime.data.source import TextSource
+from kanawa_runtime.data.span_corruption import NUM_SENTINELS, SpanCorruption
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.byte_alphabet import FIRST_LEARNED_ID
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, unreadable
@@ -58,23 +60,33 @@ def evaluation_sets(experiment: Config, texts: Sequence[str]) -> dict[str, DataS
     return sets
 
 
-def default_data(model: Any, sequence_length: int) -> DataSource.Config:
-    """Returns rows that a CausalLM's or MaskedLM's config can learn; all ids fit the model's vocabulary.
+def default_data(model: Any, sequence_length: int) -> DataSource.Config | None:
+    """Returns rows that a model of text can learn by its config, None of others; all ids fit its vocabulary.
 
     The text is Python's own library, its tokenizer learned from it and at most as large as the model's vocabulary.
     """
-    masked = issubclass(model._target, MaskedLM)
-    # A masked model needs one more id, for what is hidden.
-    room = model.vocab_size - masked
+    kind: Any = model._target
+    made: Callable[..., DataSource.Config] | None = None
+    hiding = 0
+    if issubclass(kind, MaskedLM):
+        made, hiding = MaskedTokens.Config, 1
+    elif kind.batch_of(model) is EncoderDecoderBatch:
+        made, hiding = SpanCorruption.Config, NUM_SENTINELS
+    elif not issubclass(kind, CausalLM):
+        return None
+    # Without the ids for what is hidden.
+    room = model.vocab_size - hiding
     source: DataSource.Config
     if room > FIRST_LEARNED_ID:
         tokenizer = BytePairTokenizer.Config()
         if room < tokenizer.vocab_size:
             tokenizer.set(vocab_size=room)
         source = TextSource.Config(sequence_length=sequence_length, tokenizer=tokenizer)
-    else:
+    elif room > 0:
         source = RandomTokens.Config(sequence_length=sequence_length, vocab_size=room)
-    return MaskedTokens.Config(sequence_length=sequence_length, source=source) if masked else source
+    else:
+        return None
+    return source if made is None else made(sequence_length=sequence_length, source=source)
 
 
 def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = None) -> Config:
@@ -146,13 +158,13 @@ def _mixture(experiment: Config, parts: Sequence[Part]) -> DataSource.Config:
     sources: dict[str, Any] = {}
     for part in parts:
         data = on_other_data(experiment, part.text).data
-        inner = data.source if isinstance(data, MaskedTokens.Config) else data
+        inner = data.source if isinstance(data, RowsOfSource.Config) else data
         sources[_free_name(part.text, sources)] = inner
     length = next(iter(sources.values())).sequence_length
     weights = {name: part.weight or 0.0 for name, part in zip(sources, parts, strict=True)}
     mixture = Mixture.Config(sequence_length=length, sources=sources, weights=weights)
     rows = experiment.clone().data
-    if isinstance(rows, MaskedTokens.Config):
+    if isinstance(rows, RowsOfSource.Config):
         rows.set(source=mixture)
         return rows
     return mixture
@@ -217,13 +229,19 @@ def _text_of(experiment: Any) -> DataSource.Config:
         kind = experiment.model._target
         message = f"--data gives text, and {kind.__qualname__} learns from records of {kind.batch.__name__}"
         raise UsageError(message)
-    inner = data.source if isinstance(data, MaskedTokens.Config) else data
-    return data if isinstance(inner, TextSource.Config) else default_data(experiment.model, data.sequence_length)
+    inner = data.source if isinstance(data, RowsOfSource.Config) else data
+    if isinstance(inner, TextSource.Config):
+        return data
+    made = default_data(experiment.model, data.sequence_length)
+    if made is None:
+        message = f"--data gives text, and {experiment.model._target.__qualname__} learns from none"
+        raise UsageError(message)
+    return made
 
 
 def _with_corpus(data: DataSource.Config, corpus: Corpus.Config) -> DataSource.Config:
     text = data.clone()
-    inner = text.source if isinstance(text, MaskedTokens.Config) else text
+    inner = text.source if isinstance(text, RowsOfSource.Config) else text
     if not isinstance(inner, TextSource.Config):
         message = (
             f"--data gives text, which needs more than 259 token ids, but this model has {inner.vocab_size}; "
@@ -239,7 +257,7 @@ def check_read_by_its_own(data: DataSource.Config, directory: Path) -> None:
 
     So it would where its own lies there in a form that isn't read: the model would learn its language anew.
     """
-    inner = data.source if isinstance(data, MaskedTokens.Config) else data
+    inner = data.source if isinstance(data, RowsOfSource.Config) else data
     if not isinstance(inner, TextSource.Config) or inner.tokenizer_file is not None:
         return
     for folder in (directory, directory / ORIGIN):

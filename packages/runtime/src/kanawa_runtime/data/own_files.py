@@ -2,10 +2,11 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from kanawa.config import apply_override
+from kanawa.config import Config, apply_override
 from kanawa.errors import KanawaError, UsageError
 from kanawa.local_path import local_path
 
@@ -22,6 +23,9 @@ _OPTIONS = re.compile(r"(?P<address>.+?):(?P<options>[a-z_]+=.*)", re.DOTALL)
 _OPTION = re.compile(r"[a-z_]+=.*", re.DOTALL)
 #: Short names of a corpus's fields.
 _SHORT = {"split": "dataset_split", "lines": "split_lines"}
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class Part(NamedTuple):
@@ -142,13 +146,18 @@ def _one_corpus(text: str) -> FileCorpus.Config:
     kind = _kind(address, options.get("split", "train"))
     folder, glob = placed(address)
     corpus = kind.Config(files=(glob,), root=folder)
+    return with_options(corpus, {_SHORT.get(name, name): value for name, value in options.items()}, text)
+
+
+def with_options(cfg: ConfigT, options: Mapping[str, str], text: str) -> ConfigT:
+    """Returns a config with the options of `--data TEXT` set; raises KanawaError for a field that it doesn't have."""
     for name, value in options.items():
         try:
-            apply_override(corpus, f"{_SHORT.get(name, name)}={value}")
+            apply_override(cfg, f"{name}={value}")
         except KanawaError as error:
             error.add_note(f"in --data {text}")
             raise
-    return corpus
+    return cfg
 
 
 def _kind(address: str, dataset_split: str) -> type[JsonLines | RecordTexts | TextFiles]:

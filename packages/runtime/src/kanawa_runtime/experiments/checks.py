@@ -1,5 +1,6 @@
 """What of an experiment's data doesn't fit its model, found while composing, so that nothing starts in vain."""
 
+import contextlib
 from typing import Any
 
 from kanawa.composition.blame import BuildError, blamed
@@ -7,6 +8,7 @@ from kanawa.contracts import Batch, CausalLM, DataSource, MaskedLM, Model
 from kanawa.errors import KanawaError
 
 from kanawa_runtime.data.masked import MaskedTokens
+from kanawa_runtime.data.no_rows import NoRows
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.rollouts.prompts import NO_QUESTION
@@ -24,9 +26,9 @@ def data_problems(config: Any) -> list[str]:
         return []
     said = (_record(config, kind), _hiding(config, kind), _question(config))
     problems = [sentence for sentence in said if sentence]
-    if not problems and kind.batch_of(config.model) is not Batch:
+    if not problems and config.data._target is not NoRows and kind.batch_of(config.model) is not Batch:
         problems = _other_rows(config, kind)
-    if problems or not issubclass(kind, CausalLM | MaskedLM):
+    if problems:
         return problems
     try:
         with blamed(config.data, "data"):
@@ -42,7 +44,7 @@ def _record(config: Any, kind: type[Model]) -> str:
     """Returns what is wrong with a model that learns from other records than the data makes."""
     made: Any = config.data._target if isinstance(config.data, DataSource.Config) else None
     wanted = kind.batch_of(config.model)
-    if made is not None and wanted is made.batch:
+    if made is not None and (wanted is made.batch or made is NoRows):
         return ""
     found = "" if made is None else f", and {made.__qualname__} makes {made.batch.__name__}"
     return (
@@ -60,6 +62,8 @@ def _other_rows(config: Any, kind: type[Model]) -> list[str]:
         if field is not None and field.shape != shape:
             message = f"data: rows have {name} of {list(field.shape)}, and the model takes {list(shape)}; change one"
             problems.append(message)
+    with contextlib.suppress(KanawaError):  # A tokenizer may be there where the run starts.
+        problems += [problem] if (problem := kind.data_problem(model, source)) else []
     names, count = source.class_names, model.num_classes if "num_classes" in model.fields() else None
     own = model.class_names if "class_names" in model.fields() else ()
     if count is not None and len(names) > count:

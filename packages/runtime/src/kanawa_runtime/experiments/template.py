@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from kanawa.config import Config
-from kanawa.contracts import CausalLM, ExperimentTemplate, MaskedLM, Model, PrecisionConfig
+from kanawa.contracts import DataSource, ExperimentTemplate, Model, PrecisionConfig
 from kanawa.errors import UsageError
 from kanawa.module import count_parameters
 
@@ -58,9 +58,9 @@ class LanguageModelTemplate(ExperimentTemplate):
         count = count_parameters(module).total
         length = row_length(module, platform)
         peak = next(rate.peak for rate in _RATES if count <= rate.parameters)
-        kind: Any = model._target
         # Other records than rows of tokens are for the user to name.
-        data: dict[str, Any] = {"data": default_data(model, length)} if issubclass(kind, CausalLM | MaskedLM) else {}
+        rows = default_data(model, length)
+        data: dict[str, Any] = {} if rows is None else {"data": rows}
         return Trainer.Config(
             **data,
             model=cast(Model.Config, model),
@@ -91,7 +91,8 @@ class LanguageModelTemplate(ExperimentTemplate):
         cfg = self.experiment(stored.config, platform, devices)
         cfg.learner.schedule.set(peak=cfg.learner.schedule.peak * _FINE_TUNING)
         file = tokenizer_file(directory)
-        if file is not None:
+        # A model of other records has no data before `--data` names some, which are read by its tokenizer too.
+        if file is not None and isinstance(vars(cfg).get("data"), DataSource.Config):
             cfg.data.set_tokenizer_file(str(file.resolve()))
         return cfg
 

@@ -12,6 +12,7 @@ _COUNTS = (
     "documents",
     "records",
     "pictures",
+    "recordings",
     "classes",
     "skipped",
     "cut",

@@ -14,6 +14,7 @@ from kanawa.composition.naming import Base, with_other_data
 from kanawa.composition.plain import to_plain
 from kanawa.composition.target import local_target, parse_target
 from kanawa.contracts import (
+    Batch,
     DataSource,
     Environment,
     Model,
@@ -23,7 +24,7 @@ from kanawa.contracts import (
 )
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
-from kanawa.plugins import MeshRule
+from kanawa.plugins import MeshRule, component
 from kanawa.plugins.records import Purpose
 
 from kanawa_runtime.runs.imported import fitted, imported_experiment, place, reformed, stored_elsewhere
@@ -103,6 +104,8 @@ def open_run(
     saved_cfg = cfg.clone()
     if serves:
         cfg.set(model=without_companions(cfg.model))
+        if stored is not None and cfg.model._target.batch_of(cfg.model) is not Batch:
+            cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
         target = target or _all_devices(cfg, modifiers, overrides)
         # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
         cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)

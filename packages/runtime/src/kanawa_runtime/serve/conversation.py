@@ -45,13 +45,13 @@ class Conversation:
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         growing, pieces = GrowingText(self._model.tokenizer, ids), []
         self.num_tokens = 0
-        self._model.engine.submit(request, outputs.put)
+        self._model.text_engine.submit(request, outputs.put)
         try:
             for piece in self._pieces(outputs, growing):
                 pieces.append(piece)
                 yield piece
         finally:
-            self._model.engine.cancel(request.id)
+            self._model.text_engine.cancel(request.id)
             self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 
     def _pieces(self, outputs: Any, growing: GrowingText) -> Generator[str, None, None]:
@@ -67,5 +67,5 @@ class Conversation:
                 return
 
     def _fitting(self, used: int) -> SamplingParams:
-        room = self._model.engine.limits.max_length - used
+        room = self._model.text_engine.limits.max_length - used
         return dataclasses.replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))

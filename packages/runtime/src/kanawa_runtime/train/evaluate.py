@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from kanawa.contracts import DataSource, Environment, Program
+from kanawa.contracts import Batch, DataSource, Environment, Program
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 from kanawa.plugins import component
@@ -99,11 +99,11 @@ class Evaluator:
             return None
         nats, tokens = report.main_loss(total)
         record: dict[str, Any] = {"loss": nats / max(tokens, 1.0), "tokens": tokens}
-        if "input_ids" in source.fields:
+        if "input_ids" in source.fields and not unit_of(source):
             record["sequence_length"] = source.config.sequence_length
         record |= report.by_source(source.source_names, total)
-        # How often the label is right says more of a classifier than its loss.
-        means = report.own_means(total, of_loss=bool(source.class_names))
+        # How often the label or the pair is right says more than the loss does.
+        means = report.own_means(total, of_loss=bool(source.class_names) or source.batch is not Batch)
         if means:
             record["metrics"] = means
         record |= unit_of(source)

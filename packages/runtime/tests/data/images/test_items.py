@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.images.files import ImageFiles
-from kanawa_runtime.data.images.items import items_of
+from kanawa_runtime.data.media_items import items_of
 from PIL import Image
 from pyarrow import parquet
 
@@ -29,7 +29,8 @@ def write(root, **files):
 
 
 def listed(root, *files, on_bad="stop"):
-    return items_of(files or ("**/*",), str(root), "image", "label", on_bad)
+    kind = ImageFiles.Config(files=()).build().kind
+    return items_of(files or ("**/*",), str(root), kind, on_bad)
 
 
 def read(root, files="**/*", **fields):
@@ -40,11 +41,11 @@ def read(root, files="**/*", **fields):
 def test_folders_are_classes_and_top_folders_splits_where_all_are(tmp_path):
     write(tmp_path, train__cat__a_png=picture(1), train__dog__b_png=picture(2), val__dog__deep__c_png=picture(3))
     items, _ = listed(tmp_path)
-    assert [(item.label, item.split) for item in items] == [("cat", "train"), ("dog", "train"), ("dog", "validation")]
+    assert [(item.text, item.split) for item in items] == [("cat", "train"), ("dog", "train"), ("dog", "validation")]
     source = read(tmp_path, class_names=("cat", "dog"))
     assert [int(source.held_out().row(0)[n].max()) for n in ("images", "target_ids")] == [3, 1]
     write(tmp_path, other__x__d_png=picture(4))
-    assert {item.label for item in listed(tmp_path)[0]} == {"train", "val", "other"}
+    assert {item.text for item in listed(tmp_path)[0]} == {"train", "val", "other"}
     write(tmp_path, e_png=picture(5))
     with pytest.raises(CorpusError, match="e.png is in no folder of a class"):
         listed(tmp_path)

@@ -37,7 +37,7 @@ class TestImageFiles(DataSourceConformance):
 
 class TestDrawnShapes(DataSourceConformance):
     def source(self):
-        return DrawnShapes.Config(augmentations=ALL, channels=1).build()
+        return DrawnShapes.Config(augmentations=ALL, channels=1, pictures=20, held_out_pictures=3).build()
 
 
 def test_each_picture_comes_once_an_epoch_in_another_order(folder):

@@ -42,6 +42,11 @@ class Machine:
         """Bytes a second of one JAX device's memory."""
         return self.device.memory_bandwidth / self.device.jax_devices_per_chip
 
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes a second that one JAX device sends to its host's memory, and back."""
+        return self.device.host_bandwidth / self.device.jax_devices_per_chip
+
     def peak(self, dtypes: Iterable[str]) -> float:
         """Returns FLOP/s of one JAX device at the widest of the operands' dtypes; float32 runs in bf16 unless exact."""
         peaks = self.device.peak_flops

@@ -21,12 +21,20 @@ from kanawa.status import stage
 from kanawa_parallel.divisibility import mesh_problems
 from kanawa_parallel.passes import batch_cuts
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind
-from kanawa_parallel.plan.placement.choices import Choice, Modifier, Spread, kept_sets, slices_of, spreads
+from kanawa_parallel.plan.placement.bound import STATE_BYTES, Bound, is_plain
+from kanawa_parallel.plan.placement.choices import (
+    Choice,
+    Modifier,
+    Spread,
+    kept_sets,
+    pipelined,
+    slices_of,
+    spreads,
+)
 from kanawa_parallel.plan.placement.reason import reason, too_large
 from kanawa_parallel.plan.placement.remembered import key_of, remembered
 from kanawa_parallel.plan.placement.sketch import Guess, Kept, Sketch
 from kanawa_parallel.plan.quick.estimate import Estimate, estimated
-from kanawa_parallel.plan.quick.roofline import HOST_BANDWIDTH
 from kanawa_parallel.plan.search.evaluate import ROOM
 from kanawa_parallel.plan.search.space import experts_of
 from kanawa_parallel.remat.policies import FullRemat
@@ -35,14 +43,12 @@ logger = logging.getLogger(__name__)
 
 #: Modifiers of a shipped rule that placement chooses itself; it takes the others over.
 _CHOSEN = ("remat", "accumulate", "offload-optimizer", "pipeline")
-#: A choice has to be this much quicker than one that changes less; and no mesh is tried that could gain no more.
+#: A choice has to be this much quicker than one that changes less; and no mesh is traced that could gain no more.
 _GAIN, _ENOUGH = 0.01, 0.03
 #: How many meshes are traced, and how many of the best choices are planned as they will run.
 _TRACED, _PLANNED = 5, 3
 #: How many of a mesh's choices are worth a second look: the quickest that fit, and the smallest.
 _WORTH = 100
-#: Bytes a parameter of a state in float32 with two moments.
-_STATE_BYTES = 12
 _STEP = "train_step"
 _FULL: Modifier = ("remat", {"policy": "full"})
 _SLICED: Modifier = ("accumulate", {"microbatches": 2})
@@ -121,7 +127,9 @@ class _Placer:
         self.keeps_policy = not any(isinstance(node, FullRemat.Config) for node in policies)
         self.keeps_slices = not self._takes_slices(first) or any(n > 1 for _, n in batch_cuts(config, self.model))
         shape = config.batch_shape()
-        self.length = 0 if shape is None else shape.length
+        self.rows: int = 0 if shape is None else shape.rows
+        self.length: int = 0 if shape is None else shape.length
+        self.parameters = count_parameters(self.model).total
         self.choices: list[Choice] = []
         #: Choices that were planned as they will run, with their rules.
         self.known: dict[Choice, MeshRule] = {}
@@ -145,19 +153,25 @@ class _Placer:
         by_rule = self._by_rule()
         if by_rule is not None and not _pays(self.question.rule):
             return None
-        traced, ideal = 0, 0.0
-        for spread in self._spreads():
-            if self._is_too_wide(spread):
+        traced, bound = 0, None
+        waiting = self._spreads()
+        while waiting and traced < _TRACED:
+            best = self._ordered()[:1]
+            if traced and not best:
+                # What leaves the most memory first.
+                waiting.sort(key=lambda spread: -spread.shards)
+            spread = waiting.pop(0)
+            if bound and best and bound.seconds(spread) >= best[0].guess.seconds * (1 - _ENOUGH):
                 continue
-            planned = _planned(self.question, self.rule(spread, () if self.keeps_policy else (_FULL,)))
+            usable = self._is_usable(spread)
+            planned = _planned(self.question, self.rule(spread, self._full(spread))) if usable else None
             if planned is None:
                 continue
             sketch = Sketch(planned)
             self.choices += self._of(spread, sketch, planned)
-            ideal, traced = ideal or sketch.least_seconds(), traced + 1
-            best = self._ordered()[:1]
-            if traced == _TRACED or (best and best[0].guess.seconds <= ideal * (1 + _ENOUGH)):
-                break
+            traced += 1
+            if bound is None and is_plain(spread):
+                bound = Bound(spread, sketch, self._sets(sketch), self.limit / ROOM, self.parameters)
         if not self.choices:
             return None
         if not self._ordered():
@@ -167,14 +181,12 @@ class _Placer:
             return None
         return placed
 
-    def _is_too_wide(self, spread: Spread) -> bool:
-        """Returns whether `tensor` was slower already in fewer parts than here, and another mesh fits."""
-        size, best = spread.size("tensor"), self._ordered()[:1]
-        narrower = [choice for choice in self.known if 1 < choice.spread.size("tensor") < size]
-        others = [choice for choice in self.known if choice.spread.size("tensor") == 1]
-        if not narrower or not others or not best or best[0].spread.size("tensor") > 1:
-            return False
-        return min(each.guess.seconds for each in narrower) > min(each.guess.seconds for each in others)
+    def _full(self, spread: Spread) -> list[Modifier]:
+        """Returns the modifiers with which a mesh is traced."""
+        return [*pipelined(spread), *([] if self.keeps_policy else [_FULL])]
+
+    def _sets(self, sketch: Sketch) -> list[Kept]:
+        return [Kept()] if self.keeps_policy else list(kept_sets(sketch.tags))
 
     def _by_rule(self) -> Guess | None:
         """Returns what the shipped rule's plan takes; None without a rule, and where it doesn't fit."""
@@ -192,29 +204,36 @@ class _Placer:
         cuts = [node.build().cuts() for _, node in config.walk() if isinstance(node, GradientStrategy.Config)]
         return {"microbatches": 2} in cuts
 
-    def _spreads(self) -> Iterator[Spread]:
-        """Yields the meshes that the model's sizes divide by and whose devices can hold the state."""
-        target = self.question.target
+    def _spreads(self) -> list[Spread]:
+        """Returns the meshes whose devices can hold the state, in order."""
         if self.keeps_mesh:
-            yield self.first
-            return
-        state = count_parameters(self.model).total * _STATE_BYTES
-        every = spreads(target, state, experts_of(self.model))
+            return [self.first]
+        target, state = self.question.target, self.parameters * STATE_BYTES
+        every = spreads(target, state, experts_of(self.model), 0 if self.keeps_slices else self.rows)
         holding = [spread for spread in every if state / spread.shards <= self.limit]
-        for spread in holding or sorted(every, key=lambda spread: -spread.shards):
-            config = cast(Workload.Config, self.question.config(self.rule(spread)))
-            if not mesh_problems(config, self.model, target.jax_devices, target.slices):
-                yield spread
+        return holding or sorted(every, key=lambda spread: -spread.shards)
+
+    def _is_usable(self, spread: Spread) -> bool:
+        """Returns whether the model's sizes and the batch divide by a mesh, and its layers can be stages."""
+        if self.keeps_mesh:
+            return True
+        target = self.question.target
+        try:
+            config = cast(Workload.Config, self.question.config(self.rule(spread, pipelined(spread))))
+        except KanawaError:
+            return False
+        return not mesh_problems(config, self.model, target.jax_devices, target.slices)
 
     def _of(self, spread: Spread, sketch: Sketch, planned: Estimate) -> list[Choice]:
         """Returns what can be kept and cut on a mesh."""
         shape = planned.prepared.composition.config.batch_shape()
         mesh = dict(planned.prepared.environment.mesh.shape) if planned.prepared.environment.mesh is not None else {}
-        counts = [1] if self.keeps_slices or shape is None else slices_of(shape.rows, mesh)
-        sets = [Kept()] if self.keeps_policy else list(kept_sets(sketch.tags))
+        fixed = self.keeps_slices or shape is None or spread.microbatches > 1
+        counts = [1] if fixed else slices_of(shape.rows, mesh)
+        sets = self._sets(sketch)
         kinds = bytes_by_kind(argument_bytes(planned.program.fn, planned.program.abstract_args))
         optimizer = 0.0 if planned.prepared.composition.config.execution.optimizer_memory else kinds.get("optimizer", 0)
-        away = Guess(2 * optimizer / HOST_BANDWIDTH, -float(optimizer))
+        away = Guess(2 * optimizer / sketch.host_bandwidth, -float(optimizer))
         made = [
             Choice(spread, kept, count, guess, away, sketch.fixed_bytes)
             for kept, count, guess in sketch.guesses(sets, counts)

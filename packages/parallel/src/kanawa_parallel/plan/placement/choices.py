@@ -16,6 +16,11 @@ from kanawa_parallel.remat.policies import OffloadNames, SaveNames
 Modifier = tuple[str, Mapping[str, Any]]
 #: Beyond this a tensor-parallel group's collectives outlast its matmuls on every link there is.
 _WIDEST_TENSOR = 16
+#: Axes that split rows and parameters alone.
+PLAIN = frozenset(("data", "fsdp"))
+_STAGES = (2, 4, 8, 16)
+#: A pipeline has at most so many microbatches a stage: more would hardly shorten it.
+_MOST_A_STAGE = 8
 #: Of a batch: more would leave a device nothing to do at once.
 _MOST_SLICES = 32
 #: Names that are kept together or not at all.
@@ -28,10 +33,11 @@ _HELD, _STAYS = "layer_input", frozenset(("attention_out",))
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Axes inside a slice and between slices."""
+    """Axes inside a slice and between slices; `microbatches` are a pipeline's, where an axis is `stage`."""
 
     axes: tuple[tuple[str, int], ...]
     across: tuple[tuple[str, int], ...] = ()
+    microbatches: int = 1
 
     @property
     def shards(self) -> int:
@@ -45,10 +51,25 @@ class Spread:
         """In how many parts an axis is inside a slice."""
         return dict(self.axes).get(axis, 1)
 
+    def total(self, axis: str) -> int:
+        """In how many parts an axis is, slices included."""
+        return self.size(axis) * dict(self.across).get(axis, 1)
+
+    @property
+    def stages(self) -> int:
+        """How many stages a pipeline has."""
+        return self.total("stage")
+
+    @property
+    def parts(self) -> int:
+        """In how many parts a layer's work is, apart from rows."""
+        return self.total("tensor") * self.total("expert") * self.stages
+
     def __str__(self) -> str:
         inside = " x ".join(f"{name} {size}" for name, size in self.axes)
         between = " x ".join(f"{name} {size}" for name, size in self.across)
-        return f"{inside}, between slices {between}" if between else inside
+        piped = f" of {self.microbatches} microbatches" if self.microbatches > 1 else ""
+        return f"{inside}{piped}, between slices {between}" if between else f"{inside}{piped}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +94,7 @@ class Choice:
 
     def modifiers(self, keeps_policy: bool) -> list[Modifier]:
         """Returns the catalogued modifiers that make it so, without a policy where that isn't placement's to choose."""
-        made: list[Modifier] = []
+        made: list[Modifier] = list(pipelined(self.spread))
         if not keeps_policy:
             name = policy_name(self.kept)
             sets = {"save": tuple(sorted(self.kept.save)), "offload": tuple(sorted(self.kept.offload))}
@@ -113,12 +134,18 @@ def policy_name(kept: Kept) -> str:
     return named.get(kept, "")
 
 
-def spreads(target: Target, state_bytes: float, experts: int) -> list[Spread]:
-    """Returns the meshes to try, in order, for a training state of so many bytes.
+def pipelined(spread: Spread) -> tuple[Modifier, ...]:
+    """Returns the modifier that makes stages of a model's layers; nothing for a mesh without stages."""
+    cut = {"microbatches": spread.microbatches, "schedule": "1f1b"}
+    return (("pipeline", cut),) if spread.microbatches > 1 else ()
+
+
+def spreads(target: Target, state_bytes: float, experts: int, rows: int = 0) -> list[Spread]:
+    """Returns the meshes to try, in order, for a training state of so many bytes and a batch of so many rows.
 
     First what splits rows and parameters alone: parameters over all devices of a slice, then over the fewest whose
-    shards leave half of the memory free, by whole fast domains. Then what splits experts or matmuls too, and last, over
-    several slices, parameters over all of them.
+    shards leave half of the memory free, by whole fast domains. Then what splits experts or matmuls too, over several
+    slices parameters over all of them, and last rows' tokens, where rows are fewer than devices, and stages of layers.
     """
     devices = target.jax_devices // target.slices
     device = target.device
@@ -141,8 +168,19 @@ def spreads(target: Target, state_bytes: float, experts: int) -> list[Spread]:
         if size <= domain and devices % size == 0:
             inside += [(*axes, ("tensor", size)) for axes in over(devices // size, size)[:1]]
     across = [(("data", target.slices),), (("fsdp", target.slices),)] if target.slices > 1 else [()]
-    shapes = [tuple((name, size) for name, size in axes if size > 1) or (("fsdp", 1),) for axes in inside]
-    return list(dict.fromkeys(Spread(axes, between) for between in across for axes in shapes))
+    made = [Spread(axes, between) for between in across for axes in inside]
+    for size in (2**n for n in range(1, devices.bit_length()) if devices % 2**n == 0 and rows < target.jax_devices):
+        made += [Spread(((*axes, ("context", size))), across[0]) for axes in over(devices // size, 1)[:1] if rows]
+    for size in (size for size in _STAGES if devices % size == 0):
+        (axes,) = over(devices // size, size)[:1]
+        replicas = target.jax_devices // size
+        counts = [n for n in _divisors(rows // replicas) if n <= _MOST_A_STAGE * size] if rows % replicas == 0 else []
+        made += [Spread((("stage", size), *axes), across[0], n) for n in counts[-1:] if n > 1]
+    return list(dict.fromkeys(dataclasses.replace(one, axes=_split(one.axes)) for one in made))
+
+
+def _split(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, size) for name, size in axes if size > 1) or (("fsdp", 1),)
 
 
 def _divisors(count: int) -> list[int]:

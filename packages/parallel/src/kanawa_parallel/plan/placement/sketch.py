@@ -18,7 +18,11 @@ from kanawa_parallel.plan.memory.arguments import argument_bytes, local_bytes
 from kanawa_parallel.plan.quick.buffers import Memory
 from kanawa_parallel.plan.quick.equations import Value
 from kanawa_parallel.plan.quick.estimate import Estimate
-from kanawa_parallel.plan.quick.roofline import HOST_BANDWIDTH, Roofline
+from kanawa_parallel.plan.quick.roofline import Roofline
+from kanawa_parallel.plan.quick.stage import PipelineMemory, PipelineTimes
+
+#: Slices of a batch at which activations take next to nothing.
+_MANY = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +46,15 @@ class Sketch:
 
     def __init__(self, estimate: Estimate) -> None:
         """Finds the loops of the step and what they would spare."""
-        # Of a pipeline, one microbatch through a stage.
-        top = estimate.times if isinstance(estimate.times, Roofline) else estimate.times.alone
-        self._rates = top.rates
-        self._bandwidth = self._rates.machine.memory_bandwidth * self._rates.memory_factor
+        # Of a pipeline, one microbatch through a stage, and how often a stage runs it.
+        top, self._runs = estimate.times, 1.0
+        if isinstance(top, PipelineTimes):
+            top, self._runs = top.alone, top.runs
+        self._under_way = estimate.memory.under_way if isinstance(estimate.memory, PipelineMemory) else 1
+        self._traced_seconds = estimate.times.seconds.total
+        self.rates = top.rates
+        self._bandwidth = self.rates.machine.memory_bandwidth * self.rates.memory_factor
+        self.host_bandwidth = self.rates.machine.host_bandwidth
         self._peak = estimate.memory.peak
         self._arguments = float(sum(argument_bytes(estimate.program.fn, estimate.program.abstract_args).values()))
         self._gradients, shapes = _parameters(estimate)
@@ -59,10 +68,22 @@ class Sketch:
         self.tags = sorted({tag for layers in self._layers for tag in layers.bytes})
 
     def guesses(self, sets: Sequence[Kept], counts: Sequence[int]) -> Iterator[tuple[Kept, int, Guess]]:
-        """Yields what a step takes that keeps each set of activations, with its batch in each number of slices."""
+        """Yields what a step takes that keeps each set of activations, with its batch in each number of slices.
+
+        Of a pipeline, which cuts its batch itself, a microbatch takes that much less in each of its ticks.
+        """
+        if self._runs != 1.0:
+            alone = next(self._alone([Kept()], [1]))[2].seconds
+            for kept, count, guess in self._alone(sets, [1]):
+                seconds = self._traced_seconds + self._runs * (guess.seconds - alone)
+                yield kept, count, dataclasses.replace(guess, seconds=seconds)
+            return
+        yield from self._alone(sets, counts)
+
+    def _alone(self, sets: Sequence[Kept], counts: Sequence[int]) -> Iterator[tuple[Kept, int, Guess]]:
         haves = list(dict.fromkeys(kept.save | kept.offload for kept in sets))
         totals, spared = self._totals(haves)
-        hidden_cost = self._rates.machine.calibration.hidden_cost
+        hidden_cost = self.rates.machine.calibration.hidden_cost
         for kept in sets:
             at_have = haves.index(kept.save | kept.offload)
             added = [[scope[at_have] for scope in each] for each in totals]
@@ -71,7 +92,7 @@ class Sketch:
                 for at in (made_in, layers.at):
                     # Written once and read once; what leaves the device goes beside the loop's own work.
                     added[at][0] += sum(layers.bytes.get(tag, 0.0) for tag in haves[at_have]) / self._bandwidth
-                    sent[at] += sum(layers.bytes.get(tag, 0.0) for tag in kept.offload) / HOST_BANDWIDTH
+                    sent[at] += sum(layers.bytes.get(tag, 0.0) for tag in kept.offload) / self.host_bandwidth
             for count in counts:
                 seconds = 0.0
                 for (compute, early, waited), copied in zip(added, sent, strict=True):
@@ -81,10 +102,29 @@ class Sketch:
                     seconds += compute + hidden_cost * max(0.0, beside - beyond - copied) + beyond + waited
                 yield kept, count, Guess(seconds, self._memory(kept, spared[at_have], count))
 
-    def least_seconds(self) -> float:
-        """Returns what a step would take that recomputes nothing with a name and waits for nothing."""
-        totals, _ = self._totals([frozenset(self.tags)])
-        return sum(compute for (compute,), _, _ in totals)
+    def least_seconds(self, sets: Sequence[Kept], room: float) -> float:
+        """Returns what a step would take at least that waits for nothing, of the sets whose bytes have room."""
+        haves = [kept.save | kept.offload for kept in sets]
+        totals, spared = self._totals(haves)
+        fitting = [
+            sum(scope[at] for scope, _, _ in totals)
+            for at, kept in enumerate(sets)
+            if self._memory(kept, spared[at], _MANY) <= room
+        ]
+        return self._runs * min(fitting, default=math.inf)
+
+    def recomputing_seconds(self) -> float:
+        """Returns what a step would take that recomputes everything and waits for nothing."""
+        return self.least_seconds([Kept()], math.inf)
+
+    def bytes_of(self, tag: str) -> float:
+        """Returns the bytes of an activation of all layers on a device; 0 where it has no such name."""
+        return sum(layers.bytes.get(tag, 0.0) for layers in self._layers)
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Returns the bytes of gathered parameters at the step's fullest."""
+        return max(0.0, self.fixed_bytes - self._arguments - self._gradients)
 
     def _totals(self, haves: Sequence[frozenset[str]]) -> tuple[list[tuple[list[float], ...]], list[float]]:
         """Returns seconds of each scope by what is there: of its own passes, of collectives beside them, of those
@@ -102,7 +142,8 @@ class Sketch:
 
     def _memory(self, kept: Kept, spared: float, microbatches: int) -> float:
         extra = sum(layers.bytes.get(tag, 0.0) for layers in self._layers for tag in kept.save)
-        activations = max(0.0, self._peak - (self.fixed_bytes - self._arguments) + extra - spared) / microbatches
+        activations = max(0.0, self._peak - (self.fixed_bytes - self._arguments) + self._under_way * (extra - spared))
+        activations /= microbatches
         # Gradients are summed beside those of a slice.
         sums = self._gradients if microbatches > 1 else 0.0
         return self.fixed_bytes + activations + sums

@@ -9,7 +9,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from kanawa.kernels.operands import stated_dtype
 
 from kanawa_parallel.cost_terms import UNLIKELY, filled_share, sent_bytes
 from kanawa_parallel.plan.cost.kernel_cost import is_primitive, operation_of
@@ -21,8 +24,6 @@ from kanawa_parallel.plan.quick.equations import Equation, Value
 from kanawa_parallel.plan.quick.layout import Move, count_parts, local_bytes
 from kanawa_parallel.plan.quick.walk import Step, Walked, flops
 
-#: Bytes a second that a device sends to its host's memory, and back.
-HOST_BANDWIDTH = 32e9
 #: The slot of a weight's form, in which operands are brought into its format.
 _QUANTISES = re.compile(r"\bform\b")
 _HOST = "host"
@@ -51,6 +52,9 @@ class Rates:
         if not own and (step is None or step.equation.name not in _HEAVY):
             calibration = self.machine.calibration
             moved *= calibration.fused_share * (calibration.quantising_share if _QUANTISES.search(path) else 1.0)
+        if stated := stated_dtype(path):
+            # What an emulation holds in 32 bits hardware reads and writes in these.
+            moved *= jax.dtypes.itemsize_bits(jnp.dtype(stated)) / 32
         cycles = None if step is None else self._kernel_cycles(step.equation)
         computing = own / self._peak(step)
         if cycles is not None and self.machine.device.clock_hz:
@@ -65,6 +69,8 @@ class Rates:
         equation = step.equation
         dtypes = [value.dtype for value in equation.inputs if value is not None]
         is_matmul = equation.name == "dot_general"
+        if stated := stated_dtype(equation.path):
+            dtypes = [stated]
         factor = self.machine.kernel_share(operation_of(equation.path), self.matmul_factor if is_matmul else 1.0)
         return factor * self.machine.peak(dtypes if is_matmul else kernel_operand_dtypes(dtypes))
 
@@ -207,7 +213,7 @@ class Roofline:
         for value, out in zip(step.equation.inputs, step.equation.outputs, strict=True):
             if value is not None and value.host != out.host:
                 moved = local_bytes(value, self.walked.layouts[value], self.walked.mesh) * self.runs
-                yield Sent("copy", (), _HOST, self.runs, moved, moved / HOST_BANDWIDTH, 0.0)
+                yield Sent("copy", (), _HOST, self.runs, moved, moved / self.rates.machine.host_bandwidth, 0.0)
 
     def _sent(self, move: Move, early: bool, beside: float = 0.0) -> Sent:
         """Returns what a collective sends; `beside` are the seconds of one run that it has before it is awaited."""

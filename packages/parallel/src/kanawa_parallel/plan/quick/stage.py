@@ -53,13 +53,14 @@ class OneStage:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineTimes:
-    """A pipeline's step, in the form of a Roofline; `alone` is that of one microbatch through a stage."""
+    """A pipeline's step, in the form of a Roofline: `runs` times one microbatch through a stage, `alone`."""
 
     alone: Roofline
     walked: Walked
     work: list[Work]
     sent: list[Sent]
     seconds: Seconds
+    runs: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ class PipelineMemory:
 
     peak: float
     at_peak: list[Buffer]
+    under_way: int = 1
 
 
 def one_stage(composition: Composition) -> OneStage | None:
@@ -132,7 +134,7 @@ def pipeline_times(stage: OneStage, walked: Walked, memory: Memory, rates: Rates
         total.expose(("+".join(item.axes), item.link), item.seconds * max(0.0, 1 - tick.total / _seconds(sums)))
     work = [_times(each, 1 if not re.search(r"[a-z]", each.path) else stage.microbatches) for each in apart.work]
     sent = [_sent_times(each, stage.microbatches) for each in apart.sent] + sums
-    return PipelineTimes(apart, walked, work, sent, total)
+    return PipelineTimes(apart, walked, work, sent, total, runs)
 
 
 def pipeline_memory(stage: OneStage, memory: Memory) -> PipelineMemory:
@@ -142,7 +144,7 @@ def pipeline_memory(stage: OneStage, memory: Memory) -> PipelineMemory:
         dataclasses.replace(buffer, bytes=buffer.bytes * under_way) if buffer.stacked else buffer
         for buffer in memory.at_peak
     ]
-    return PipelineMemory(sum(buffer.bytes for buffer in held), held)
+    return PipelineMemory(sum(buffer.bytes for buffer in held), held, under_way)
 
 
 def _seconds(sums: list[Sent]) -> float:

@@ -78,9 +78,9 @@ class DirectoryRoot(Root):
     def begin(self, step: int) -> None:
         """Makes the step's folder."""
         self.make_room(step)
-        # A suspended process that wakes up may write here and make it again: it writes names of its own, and what the
-        # manifest doesn't name is of no account.
-        (self.folder / str(step)).mkdir(exist_ok=True)
+        # Into a quick place a suspended process that wakes up may write, and make it again: its files have names
+        # of their own, and what the manifest doesn't name is of no account.
+        (self.folder / str(step)).mkdir(exist_ok=self.is_private)
 
     def tidy(self) -> None:
         """Removes leftovers of saves and deletions, but no folder that may be of a save under way."""

@@ -16,7 +16,9 @@ _RAMP = " .:-=+*#%@"
 
 def holds_tokens(source: DataSource) -> bool:
     """Returns whether rows are of tokens to predict, which are shown as text."""
-    return {"input_ids", "target_ids", "loss_weights"} <= {name for name, field in source.fields.items() if field}
+    fields = [source.fields.get(name) for name in ("input_ids", "target_ids", "loss_weights")]
+    is_text = all(field is not None and field.axes == ("length",) for field in fields)
+    return is_text and "decoder_input_ids" not in source.fields
 
 
 def inspect_arrays(

@@ -8,6 +8,7 @@ from kanawa.contracts.data import DataSource
 from kanawa.errors import ConfigError
 
 from kanawa_runtime.data.chats.answers import Answers
+from kanawa_runtime.data.chats.pictures import PictureChats
 from kanawa_runtime.data.chats.source import ChatSource
 from kanawa_runtime.data.mixture import Mixture
 from kanawa_runtime.data.records.of_data import records_of
@@ -40,9 +41,12 @@ class SupervisedFineTuning(kn.Modifier):
         changed: kn.Config = cfg.set(data=data)
         return changed
 
-    def _rows(self, data: Any) -> ChatSource.Config:
+    def _rows(self, data: Any) -> Any:
         own = self.config
-        rows = chat_rows(data).set(answers=own.answers, on_long=own.on_long, on_bad=own.on_bad)
+        if isinstance(data, PictureChats.Config):
+            rows: Any = data.clone().set(answers=own.answers, on_bad=own.on_bad)
+        else:
+            rows = chat_rows(data).set(answers=own.answers, on_long=own.on_long, on_bad=own.on_bad)
         if own.template is not None:
             rows.set(template_file=str(Path(own.template).resolve()))
         return rows

@@ -4,9 +4,7 @@ import importlib
 import io
 from typing import Any
 
-from kanawa.errors import KanawaError
-
-from kanawa_runtime.data.errors import CorpusError
+from kanawa_runtime.data.errors import CorpusError, ItemError
 
 #: Suffixes of pictures in folders.
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"})
@@ -15,8 +13,8 @@ _DEEP = ("I", "F")
 _MODES = {1: "L", 3: "RGB"}
 
 
-class PictureError(KanawaError):
-    """Bytes that can't become a picture; the message is the reason alone."""
+class PictureError(ItemError):
+    """Bytes can't become a picture."""
 
 
 def pillow(module: str = "Image") -> Any:

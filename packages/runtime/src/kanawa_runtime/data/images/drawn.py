@@ -4,13 +4,14 @@ The class is the shape; its colours, size, place and a slight turn are noise.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from kanawa.config import Count, Size
 
 from kanawa_runtime.data.images.decode import pillow
 from kanawa_runtime.data.images.draws import Draws
-from kanawa_runtime.data.images.pictures import PictureSource
+from kanawa_runtime.data.images.pictures import Pictures, PictureSource
 
 #: Corners on the unit circle: (turn in whole circles, radius). A ring has none.
 _STAR = tuple((i / 10, 1.0 if i % 2 == 0 else 0.4) for i in range(10))
@@ -29,25 +30,42 @@ _DRAWN = 5
 _FINER = 4
 
 
-class DrawnShapes(PictureSource):
-    """Shapes of `SHAPES`, `pictures` to train on and `held_out_pictures` others."""
+class DrawnPictures(Pictures):
+    """`pictures` to train on and `held_out_pictures` others, each a function of the seed and its number."""
 
-    class Config(PictureSource.Config):
+    class Config(Pictures.Config):
         height: Size = 32
         width: Size = 32
         pictures: Size = 10_000
         held_out_pictures: Count = 500
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        """The shapes."""
-        return tuple(SHAPES)
-
-    @property
     def count(self) -> int:
         """As configured."""
         cfg = self.config
-        return int(cfg.pictures if cfg.split == "train" else cfg.held_out_pictures)
+        counts = {"train": cfg.pictures, "validation": cfg.held_out_pictures}
+        return int(counts.get(cfg.split, cfg.pictures + cfg.held_out_pictures))
+
+    def draws(self, number: int) -> tuple[Draws, bool]:
+        """Returns the random numbers of picture `number` of the split, and whether it is held out."""
+        cfg = self.config
+        if cfg.split == "all" and number >= cfg.pictures:
+            # Of all pictures, those to train on come first.
+            return Draws(cfg.seed, _DRAWN, 1, number - cfg.pictures), True
+        is_held_out = cfg.split == "validation"
+        return Draws(cfg.seed, _DRAWN, int(is_held_out), number), is_held_out
+
+
+class DrawnShapes(DrawnPictures, PictureSource):
+    """Shapes of `SHAPES`, told apart by their form alone."""
+
+    class Config(DrawnPictures.Config, PictureSource.Config):
+        pass
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The shapes."""
+        return tuple(SHAPES)
 
     @property
     def content(self) -> Any:
@@ -56,8 +74,7 @@ class DrawnShapes(PictureSource):
 
     def picture(self, number: int) -> tuple[Any, int]:
         """Returns a drawn picture and its shape."""
-        cfg = self.config
-        draws = Draws(cfg.seed, _DRAWN, ("train", "validation").index(cfg.split), number)
+        cfg, (draws, _) = self.config, self.draws(number)
         target = draws.below(len(SHAPES))
         picture = drawn(tuple(SHAPES)[target], cfg.height, cfg.width, draws)
         return picture if cfg.channels == 3 else picture.convert("L"), target
@@ -65,19 +82,36 @@ class DrawnShapes(PictureSource):
 
 def drawn(shape: str, height: int, width: int, draws: Draws) -> Any:
     """Returns a picture of a shape, in colours, of a size and at a place that are drawn at random."""
-    image, canvas = pillow(), pillow("ImageDraw")
     # Dark on light, whatever the colours.
     ground = [176 + draws.below(80) for _ in range(3)]
     colour = [draws.below(136) for _ in range(3)]
-    picture = image.new("RGB", (width * _FINER, height * _FINER), tuple(ground))
-    pen, side = canvas.Draw(picture), min(height, width) * _FINER
-    radius = side * draws.uniform(0.28, 0.44)
-    middle = [draws.uniform(radius, extent * _FINER - radius) for extent in (width, height)]
-    turn, corners = draws.uniform(-0.05, 0.05), SHAPES[shape]
+    radius = min(height, width) * draws.uniform(0.28, 0.44)
+    middle = tuple(draws.uniform(radius, extent - radius) for extent in (width, height))
+    return painted(shape, (height, width), (ground, colour), radius, middle, draws.uniform(-0.05, 0.05))
+
+
+def painted(
+    shape: str,
+    size: tuple[int, int],
+    colours: tuple[Sequence[int], Sequence[int]],
+    radius: float,
+    middle: Sequence[float],
+    turn: float,
+) -> Any:
+    """Returns a picture of (height, width) with a shape around `middle` (across, down), turned by parts of a circle.
+
+    Colours are those of the ground and the shape; lengths are pixels.
+    """
+    image, canvas = pillow(), pillow("ImageDraw")
+    height, width = size
+    picture = image.new("RGB", (width * _FINER, height * _FINER), tuple(colours[0]))
+    pen, corners = canvas.Draw(picture), SHAPES[shape]
+    radius, (x, y) = radius * _FINER, (at * _FINER for at in middle)
     if corners:
         angles = [(2 * math.pi * (part + turn), distance * radius) for part, distance in corners]
-        pen.polygon([(middle[0] + r * math.cos(a), middle[1] + r * math.sin(a)) for a, r in angles], tuple(colour))
+        pen.polygon([(x + r * math.cos(a), y + r * math.sin(a)) for a, r in angles], tuple(colours[1]))
     else:
-        box = [middle[0] - radius, middle[1] - radius, middle[0] + radius, middle[1] + radius]
-        pen.ellipse(box, outline=tuple(colour), width=round(radius * 0.35))
+        pen.ellipse(
+            [x - radius, y - radius, x + radius, y + radius], outline=tuple(colours[1]), width=round(radius * 0.35)
+        )
     return picture.reduce(_FINER)

@@ -4,12 +4,12 @@ import kanawa as kn
 from kanawa.errors import ConfigError
 
 from kanawa_runtime.data.images.augment import Augmentation, ColorJitter, Flip, RandomCrop
-from kanawa_runtime.data.images.pictures import PictureSource
+from kanawa_runtime.data.images.pictures import Pictures
 
 
 def augmented(cfg: kn.Config, new: Augmentation.Config) -> kn.Config:
     """Returns an experiment with one more augmentation of its pictures, in the place of one of the same kind."""
-    sources = [node for _, node in cfg.walk() if isinstance(node, PictureSource.Config)]
+    sources = [node for _, node in cfg.walk() if isinstance(node, Pictures.Config)]
     if not sources:
         message = f"{type(cfg).__qualname__} has no data of pictures to change; name some with --data FOLDER"
         raise ConfigError(message)

@@ -112,7 +112,7 @@ class RecordSource(PackedSource):
             (record.name for record in self.records.read()),
             key=lambda name: (name_hash(name) % one_in > 0, name_hash(name)),
         )
-        return "" if name_hash(least) % one_in == 0 else least
+        return "" if is_held_out(least, one_in) else least
 
     def held_out(self) -> DataSource | None:
         """Returns the validation split, once through in order; None where nothing is held out."""

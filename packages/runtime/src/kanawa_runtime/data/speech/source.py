@@ -1,75 +1,52 @@
-"""Rows of speech: records that name a sound file, or hold its bytes, with what is said in it."""
+"""Rows of speech: sound files, each with what is said in it."""
 
-import functools
-import hashlib
-import json
-import logging
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
-from kanawa.config import Config, Count, Positive, Size, to_json
-from kanawa.contracts import SpeechBatch
-from kanawa.contracts.data import DataSource, RowField, Split
+from kanawa.config import Positive, Size
+from kanawa.contracts import RowField, Shown, SpeechBatch
 
-from kanawa_runtime.data.corpus import is_held_out
-from kanawa_runtime.data.errors import CorpusError
-from kanawa_runtime.data.permutation import permutation
-from kanawa_runtime.data.records.files import RecordFiles
-from kanawa_runtime.data.speech.wave_files import SoundError, sound_samples
+from kanawa_runtime.data.media_files import MediaFiles, naming
+from kanawa_runtime.data.media_items import Kind, item_bytes, words_problem
+from kanawa_runtime.data.speech.wave_files import sound_samples
 
-logger = logging.getLogger(__name__)
-#: So many bad records are shown with their places.
-_SHOWN = 3
+#: Suffixes of sound in folders and shards; all but the first need soundfile.
+_SOUNDS = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif"})
 
 
-class Utterance(NamedTuple):
-    """A record: its name, the sound's path or bytes, and what is said."""
+class SpeechSource(MediaFiles):
+    """Sound of at most `max_seconds` with its transcript's letters as ids, places of `alphabet`.
 
-    name: str
-    audio: Path | bytes
-    text: str
-
-
-class SpeechSource(DataSource):
-    """Sound of at most `max_seconds` with its transcript's letters as ids, places of `alphabet`; each epoch reordered.
-
-    Files are those that `RecordFiles` reads (JSON Lines, CSV, Parquet …): column `audio` is a path relative to
-    `records.root`, or the file's bytes; column `text` the transcript, which is read in small letters. A record that
-    can't be used stops the run, or with `on_bad=skip` is a row of weight 0. Ids are at most `sequence_length` a row.
+    Transcripts are read in small letters, of at most `sequence_length`.
     """
 
     batch = SpeechBatch
     unit = "letters"
+    remedy: ClassVar[str] = (
+        "convert or cut it, raise data.max_seconds, or leave such rows out with --set data.on_bad=skip"
+    )
 
-    class Config(DataSource.Config):
+    class Config(MediaFiles.Config):
         sequence_length: Size = 128
-        records: RecordFiles.Config = RecordFiles.Config()
-        audio: str = "audio"
-        text: str = "text"
+        #: Of tables; `text_field` of .json in shards, too.
+        audio_field: str = "audio"
+        text_field: str = "text"
         alphabet: str = "abcdefghijklmnopqrstuvwxyz' "
         sample_rate: Size = 16_000
         max_seconds: Positive = 8.0
-        #: One record in this many, chosen by the hash of its name, is held out; 0 holds out none.
-        validation_one_in: Count = 20
-        on_bad: Literal["stop", "skip"] = "stop"
-        #: The rows of one split, once through; "" are those to train on, without end.
-        split: Literal["", "train", "validation"] = ""
 
         def check(self) -> list[str]:
             """Returns what is wrong with the alphabet."""
             twice = sorted({letter for letter in self.alphabet if self.alphabet.count(letter) > 1})
             return [f"alphabet has {''.join(twice)!r} twice; each place is an id"] if twice else []
 
-        @classmethod
-        def of_files(cls, address: str, experiment: Config) -> "SpeechSource.Config | None":
-            """Returns the rows of the records at an address, beside which their sound files lie."""
-            own: Any = vars(experiment).get("data")
-            path = Path(address).resolve()
-            records = RecordFiles.Config(files=(path.name,), root=str(path.parent))
-            cfg: SpeechSource.Config = own.clone() if isinstance(own, cls) else cls()
-            return cfg.set(records=records)
+    @property
+    def kind(self) -> Kind:
+        """Recordings with transcripts."""
+        cfg = self.config
+        fields = cfg.audio_field, cfg.text_field
+        return Kind("recording", _SOUNDS, *fields, "a transcript", (".txt",), False, self._text_problem)
 
     @property
     def fields(self) -> Mapping[str, RowField | None]:
@@ -83,156 +60,61 @@ class SpeechSource(DataSource):
         }
 
     @property
-    def packed(self) -> bool:
-        """False: a row is one recording."""
-        return False
-
-    @property
     def vocab_size(self) -> int:
         """The letters, and one id for what models add to them, such as a blank."""
         return len(str(self.config.alphabet)) + 1
-
-    @property
-    def num_rows(self) -> int | None:
-        """The records of a split; None where they are repeated without end."""
-        return len(self._chosen) if self.config.split else None
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Sha256 (hex) of the config, the records and the sizes of their files."""
-        # Where the files lie says nothing about them.
-        own = {**to_json(self.config), "records": self._records.digest}
-        content = json.dumps([own, [_size(item.audio) for item in self._items]], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
-
-    def row(self, index: int) -> dict[str, np.ndarray]:
-        """Returns row `index`; see `DataSource.row`. Raises CorpusError naming a record that can't be used."""
-        item = self._item(index)
-        try:
-            return self._row_of(item)
-        except SoundError as error:
-            if self.config.on_bad == "stop":
-                message = f"{item.name}: {error}"
-                raise CorpusError(message) from error
-            logger.warning("%s is skipped: %s", item.name, error)
-            return {name: np.zeros(f.shape, f.dtype) for name, f in self.fields.items() if f is not None}
-
-    def record(self, index: int) -> Mapping[str, Any]:
-        """Returns the transcript of a split's row: {"text": …}."""
-        item = self._item(index)
-        return {"name": item.name, "text": item.text}
-
-    def held_out(self) -> "DataSource | None":
-        """Returns the held-out records, once through; None where none are."""
-        return self.once("validation") if self.config.validation_one_in else None
-
-    def once(self, split: Split | None = None) -> "DataSource | None":
-        """Returns the records of a split in order."""
-        return type(self)(self.config.clone().set(split=split or "train").freeze())
 
     def text_of(self, ids: Any) -> str:
         """Returns the letters of ids; negative ones and those past the alphabet vanish."""
         alphabet = self.config.alphabet
         return "".join(alphabet[i] for i in np.asarray(ids).tolist() if 0 <= i < len(alphabet))
 
-    def _item(self, index: int) -> Utterance:
-        """Returns what row `index` holds; raises IndexError past the end of a split."""
-        count = len(self._chosen)
-        if not self.config.split:
-            return self._chosen[int(self._order(index // count)[index % count])]
-        if index >= count:
-            message = f"row {index} of {count}"
-            raise IndexError(message)
-        return self._chosen[index]
-
     @property
     def _most_samples(self) -> int:
         return int(self.config.max_seconds * self.config.sample_rate)
 
-    @functools.cached_property
-    def _records(self) -> RecordFiles:
-        records: RecordFiles = self.config.records.clone().build()
-        return records
-
-    @functools.cached_property
-    def _items(self) -> list[Utterance]:
-        items = list(self._usable())
-        if not items:
-            message = f"{self._records.describe()} has no sound with a transcript"
-            raise CorpusError(message)
-        return items
-
-    @functools.cached_property
-    def _chosen(self) -> list[Utterance]:
-        one_in, wanted = self.config.validation_one_in, self.config.split == "validation"
-        chosen = [item for item in self._items if is_held_out(item.name, one_in) == wanted]
-        if not chosen:
-            split = "validation" if wanted else "train"
-            message = f"no record is in the {split} split (validation_one_in={one_in}) of {len(self._items)}; give more"
-            raise CorpusError(message)
-        return chosen
-
-    @functools.lru_cache(maxsize=2)  # noqa: B019 - a source lives as long as its run
-    def _order(self, epoch: int) -> np.ndarray:
-        return permutation(len(self._chosen), self.config.seed, epoch)
-
-    def _usable(self) -> Iterator[Utterance]:
-        """Yields the records whose sound and transcript fit; raises CorpusError for others, or counts them."""
-        cfg, skipped = self.config, 0
-        for record in self._records.unchanged():
-            problem = self._problem(record.fields)
-            if not problem:
-                audio: Any = record.fields[cfg.audio]
-                held = audio["bytes"] if isinstance(audio, dict) else audio
-                place = held if isinstance(held, bytes) else Path(cfg.records.root, held)
-                yield Utterance(record.name, place, record.fields[cfg.text].lower())
-                continue
-            if cfg.on_bad == "stop":
-                message = f"{record.name}: {problem}; correct it, or leave such records out: data.on_bad=skip"
-                raise CorpusError(message)
-            skipped += 1
-            if skipped <= _SHOWN:
-                logger.warning("%s is left out: %s", record.name, problem)
-        if skipped:
-            logger.warning("%d records of %s are left out", skipped, self._records.describe())
-
-    def _problem(self, fields: Mapping[str, Any]) -> str:
-        """Returns why a record can't be used; "" if it can."""
-        cfg = self.config
-        for column in (cfg.audio, cfg.text):
-            if fields.get(column) is None:
-                return f"there is no {column!r}; its columns are {', '.join(sorted(fields)) or 'none'}"
-        text, audio = fields[cfg.text], fields[cfg.audio]
-        if not isinstance(text, str):
-            return f"{cfg.text!r} is a {type(text).__name__}, expected text"
+    def _text_problem(self, text: Any) -> str:
+        """Returns what is wrong with a transcript; "" for none."""
+        cfg, problem = self.config, words_problem(text)
+        if problem:
+            return problem
         unknown = sorted(set(text.lower()) - set(cfg.alphabet))
         if unknown:
-            return f"its text has {''.join(unknown)[:20]!r}, which data.alphabet lacks"
-        if len(text) > cfg.sequence_length:
-            return f"its text has {len(text)} letters, more than data.sequence_length ({cfg.sequence_length})"
-        if isinstance(audio, dict):
-            audio = audio.get("bytes")
-        if not isinstance(audio, (str, bytes)):
-            return f"{cfg.audio!r} is a {type(audio).__name__}, expected a path or the bytes of a file"
-        if isinstance(audio, str) and not Path(cfg.records.root, audio).is_file():
-            return f"there is no file {Path(cfg.records.root, audio)}"
+            return f"it has {''.join(unknown)[:20]!r}, which data.alphabet lacks"
+        if len(text.lower()) > cfg.sequence_length:
+            return f"it has {len(text)} letters, more than data.sequence_length ({cfg.sequence_length})"
         return ""
 
-    def _row_of(self, item: Utterance) -> dict[str, np.ndarray]:
-        content = item.audio if isinstance(item.audio, bytes) else item.audio.read_bytes()
-        samples = sound_samples(content, self.config.sample_rate, self._most_samples)
+    def shown(self, row: Mapping[str, np.ndarray]) -> Shown:
+        """Returns what is said, and the spectrogram: time across, high tones above, 60 dB from black to white."""
+        samples = np.asarray(row["audio"])[: int(row["audio_lengths"])]
+        text = self.text_of(row["target_ids"][row["loss_weights"] > 0])
+        return Shown(text, spectrogram(samples, self.config.sample_rate)) if samples.size else Shown("left out")
+
+    def item_row(self, number: int, index: int) -> dict[str, np.ndarray]:
+        """Returns a recording and its letters; raises SoundError for one that can't be used."""
+        del index
+        cfg, item = self.config, self.split_items[number]
+        with naming(item):
+            samples = sound_samples(item_bytes(item), cfg.sample_rate, self._most_samples)
         audio = np.zeros(self._most_samples, np.float32)
         audio[: samples.size] = samples
-        ids, weights = (np.zeros(self.config.sequence_length, dtype) for dtype in (np.int32, np.float32))
-        ids[: len(item.text)] = [self.config.alphabet.index(letter) for letter in item.text]
-        weights[: len(item.text)] = 1.0
-        return {
-            "audio": audio,
-            "audio_lengths": np.int32(samples.size),  # type: ignore[dict-item]
-            "target_ids": ids,
-            "loss_weights": weights,
-        }
+        letters = item.text.lower()
+        ids, weights = (np.zeros(cfg.sequence_length, dtype) for dtype in (np.int32, np.float32))
+        ids[: len(letters)] = [cfg.alphabet.index(letter) for letter in letters]
+        weights[: len(letters)] = 1.0
+        lengths = np.array(samples.size, np.int32)
+        return {"audio": audio, "audio_lengths": lengths, "target_ids": ids, "loss_weights": weights}
 
 
-def _size(audio: Path | bytes) -> int:
-    return len(audio) if isinstance(audio, bytes) else audio.stat().st_size
+def spectrogram(samples: np.ndarray, rate: int) -> np.ndarray:
+    """Returns the picture of a sound's energies, uint8 [64 bands, frames, 1]: windows of 25 ms, 10 ms apart."""
+    width, step = max(rate // 40, 2), max(rate // 100, 1)
+    padded = np.pad(samples, (0, max(width - samples.size, 0)))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, width)[::step] * np.hanning(width)
+    energies = np.abs(np.fft.rfft(frames, n=max(width, 128))) ** 2
+    edges = np.linspace(0, energies.shape[1], 65).astype(int)
+    bands = np.add.reduceat(energies, edges[:-1], axis=1).T[::-1]
+    decibels = 10 * np.log10(np.maximum(bands, 1e-12))
+    shades: np.ndarray = np.clip((decibels - decibels.max() + 60) / 60 * 255, 0, 255).astype(np.uint8)[..., None]
+    return shades

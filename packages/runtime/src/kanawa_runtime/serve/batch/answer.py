@@ -13,12 +13,12 @@ from kanawa.errors import KanawaError, UsageError, did_you_mean
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.batch.journal import Journal
 from kanawa_runtime.serve.engine.request import (
-    Engine,
     EngineStoppedError,
     Output,
     Request,
     RequestError,
     SamplingParams,
+    TextEngine,
 )
 from kanawa_runtime.serve.growing_text import prompt_ids, text_after
 
@@ -95,7 +95,7 @@ class Answers:
 
 
 def answer_file(
-    engine: Engine,
+    engine: TextEngine,
     source: Path,
     output: Path,
     *,
@@ -137,7 +137,7 @@ def answer_file(
 class _Waiting:
     """Running requests, and their tokens so far."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, engine: TextEngine, tokenizer: Tokenizer | None) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self._lines: dict[str, tuple[Line, list[int]]] = {}

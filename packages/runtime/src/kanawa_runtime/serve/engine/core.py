@@ -16,11 +16,11 @@ import time
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-import jax
 import numpy as np
 from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots
+from kanawa_runtime.serve.engine.in_flight import Sent, Step
 from kanawa_runtime.serve.engine.page_transfer import PageTransfer
 from kanawa_runtime.serve.engine.programs import Programs
 from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, RemotePrefill, Request
@@ -44,32 +44,6 @@ _FAULTS = {
 _STALE_DEADLINES = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sent:
-    """Results on their way: `rows` are the sequences, each with the number of its tokens."""
-
-    rows: list[tuple[Sequence, int]]
-    ids: jax.Array
-    details: jax.Array | None
-    #: Details of the tokens of chunks whose prompt's log-probabilities are wanted.
-    prompt_details: jax.Array | None = None
-    chunks: SequenceOf[Chunk] = ()
-    #: How many tokens were guessed for each row, where the step verified guesses.
-    guessed: list[int] | None = None
-    #: Tokens that each row gains at most.
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        for array in (self.ids, self.details, self.prompt_details):
-            if array is not None:
-                array.copy_to_host_async()
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What its time depends on for the most part."""
-        return (len(self.chunks) > 0, self.ids.shape, self.steps, self.details is None, self.prompt_details is None)
-
-
 class EngineCore:
     """Sequences by request id, the scheduler and the programs; used by one thread only."""
 
@@ -89,7 +63,7 @@ class EngineCore:
         self.finished: collections.Counter[str] = collections.Counter()
         self.max_length = max_length
         self._arrivals = 0
-        self._in_flight: collections.deque[list[_Sent]] = collections.deque()
+        self._in_flight: collections.deque[Step] = collections.deque()
         self._times, self._call_seconds = StepTimes(), call_seconds
         self._fused_steps = scheduler.fused_steps
         self._deadlines: list[tuple[float, int, Sequence]] = []
@@ -195,7 +169,18 @@ class EngineCore:
         """Returns when the next step has to be put together: what is asked until then is part of it."""
         if len(self._in_flight) == 1:
             (running,) = self._in_flight
-            self._times.wait_until_due(_kind(running), functools.partial(_is_ready, running))
+            self._times.wait_until_due(running.kind, functools.partial(self._read_first_tokens, running))
+
+    def _read_first_tokens(self, running: Step) -> bool:
+        """Emits what chunks of prompts gained as soon as they are computed; returns whether the step has ended.
+
+        A step computes them before it decodes, and the clients of first tokens wait longest.
+        """
+        while len(running.unread) > 1 and running.unread[0].chunks and running.unread[0].is_ready:
+            self._working_since = time.perf_counter()
+            self._read(running.unread.popleft())
+            self._count_work()
+        return running.has_ended()
 
     def step(self) -> None:
         """Sends the next step to the device, and reads the results of the one before it."""
@@ -227,11 +212,11 @@ class EngineCore:
             self.steps += 1
             if not self._in_flight:
                 self._times.begin()
-            self._in_flight.append(sent)
+            self._in_flight.append(Step.of(sent))
         if self._in_flight and (len(self._in_flight) > _DEPTH or not sent):
             self._collect()
 
-    def _send(self, batch: StepBatch) -> list[_Sent]:
+    def _send(self, batch: StepBatch) -> list[Sent]:
         for sequence in batch.remote:
             self._write_remote_prefill(sequence)
         # First: a client that waits for its first token waits longest.
@@ -254,7 +239,7 @@ class EngineCore:
         if sequence.flags & TABLES:
             self.programs.write_sampling_rows(sequence.slot, *sampling_rows(sequence, self.programs.vocab))
 
-    def _send_decode(self, batch: StepBatch) -> _Sent:
+    def _send_decode(self, batch: StepBatch) -> Sent:
         rows = batch.decode
         packed, flags = packed_rows(rows, self.programs.shapes, self.scheduler.table)
         ids, logits = self.programs.decode(packed, batch.steps)
@@ -264,9 +249,9 @@ class EngineCore:
         for sequence, steps in rows:
             sequence.computed += steps
             sequence.pending += steps
-        return _Sent(rows, ids, details, steps=batch.steps)
+        return Sent(rows, ids, details, steps=batch.steps)
 
-    def _send_verify(self, batch: StepBatch) -> _Sent:
+    def _send_verify(self, batch: StepBatch) -> Sent:
         rows = [(sequence, 1 + len(guesses)) for sequence, guesses in batch.verify]
         packed, flags = packed_rows(rows, self.programs.shapes, self.scheduler.table)
         most = self.programs.speculation.count
@@ -280,9 +265,9 @@ class EngineCore:
             # It gains one token at least; how many is known with the results.
             sequence.pending += 1
         ids, details = self.programs.speculation.verify(packed, guessed, uniforms, flags)
-        return _Sent(rows, ids, details, guessed=[count - 1 for _, count in rows])
+        return Sent(rows, ids, details, guessed=[count - 1 for _, count in rows])
 
-    def _collect_verified(self, sent: _Sent, guessed: list[int]) -> None:
+    def _collect_verified(self, sent: Sent, guessed: list[int]) -> None:
         ids = np.asarray(sent.ids).T.tolist()
         details = None if sent.details is None else np.asarray(sent.details)
         for row, (sequence, _) in enumerate(sent.rows):
@@ -306,7 +291,7 @@ class EngineCore:
         ids, details = self.programs.sample(packed, logits, flags, mask)
         return ids, details if flags & LOGPROBS else None
 
-    def _send_chunks(self, chunks: SequenceOf[Chunk]) -> list[_Sent]:
+    def _send_chunks(self, chunks: SequenceOf[Chunk]) -> list[Sent]:
         """Sends chunks of prompts, as many of them in one program as its rows hold."""
         rows, sent = self.programs.shapes.prefill_rows, []
         # Those of one prompt stay in order: a call computes after the one before it.
@@ -316,7 +301,7 @@ class EngineCore:
                 sent.append(self._send_rows(few, count, scored=scored))
         return sent
 
-    def _send_rows(self, chunks: SequenceOf[Chunk], count: int, *, scored: bool) -> _Sent:
+    def _send_rows(self, chunks: SequenceOf[Chunk], count: int, *, scored: bool) -> Sent:
         packed, ids = packed_chunks(chunks, count, self.programs.shapes, self.scheduler, after=int(scored))
         for chunk in chunks:
             if chunk.is_last:
@@ -335,7 +320,7 @@ class EngineCore:
             chunk.sequence.pending += chunk.is_last
             self.scheduler.cache_full_pages(chunk.sequence)
         rows = [(chunk.sequence, int(chunk.is_last)) for chunk in chunks]
-        return _Sent(rows, chosen, details, prompt_details, chunks)
+        return Sent(rows, chosen, details, prompt_details, chunks)
 
     def _mask(self, sequences: list[Sequence | None], count: int) -> np.ndarray:
         words = -(-self.programs.vocab // 32)
@@ -351,30 +336,34 @@ class EngineCore:
 
     def _collect(self) -> None:
         """Reads the results of the oldest step."""
-        results = self._in_flight.popleft()
-        has_ended = _is_ready(results)
-        for sent in results:
+        step = self._in_flight.popleft()
+        had_ended = step.has_ended()
+        while step.unread:
+            sent = step.unread.popleft()
             self._count_work()
             sent.ids.block_until_ready()
             self._working_since = time.perf_counter()
-            if sent is results[-1]:
-                steps = sent.steps if len(results) == 1 and not sent.chunks else None
-                self._times.end(_kind(results), exactly=not has_ended, decoded=steps)
-            if sent.guessed is not None:
-                self._collect_verified(sent, sent.guessed)
+            if not step.unread:
+                self._times.end(step.kind, exactly=not had_ended, decoded=step.decoded)
+            self._read(sent)
+
+    def _read(self, sent: Sent) -> None:
+        """Appends what computed rows gained."""
+        if sent.guessed is not None:
+            self._collect_verified(sent, sent.guessed)
+            return
+        ids = np.asarray(sent.ids).T.tolist()
+        details = None if sent.details is None else np.asarray(sent.details)
+        if sent.prompt_details is not None:
+            self._add_prompt_logprobs(sent.chunks, np.asarray(sent.prompt_details))
+        for row, (sequence, count) in enumerate(sent.rows):
+            if sequence.finished or not count:
                 continue
-            ids = np.asarray(sent.ids).T.tolist()
-            details = None if sent.details is None else np.asarray(sent.details)
-            if sent.prompt_details is not None:
-                self._add_prompt_logprobs(sent.chunks, np.asarray(sent.prompt_details))
-            for row, (sequence, count) in enumerate(sent.rows):
-                if sequence.finished or not count:
-                    continue
-                sequence.pending -= count
-                own = None
-                if details is not None and sequence.request.sampling.logprobs is not None:
-                    own = details[row : row + 1]
-                self._append_tokens(sequence, ids[row][:count], own)
+            sequence.pending -= count
+            own = None
+            if details is not None and sequence.request.sampling.logprobs is not None:
+                own = details[row : row + 1]
+            self._append_tokens(sequence, ids[row][:count], own)
 
     def _append_tokens(self, sequence: Sequence, ids: list[int], details: np.ndarray | None) -> None:
         """Appends new tokens to a sequence and emits them; the first -1 or stop token ends them."""
@@ -479,17 +468,6 @@ def _grammar_error(error: Exception) -> str:
     if not isinstance(error, UsageError):
         logger.error("a grammar raised", exc_info=error)
     return str(error) if isinstance(error, UsageError) else f"the grammar failed ({type(error).__name__}: {error})"
-
-
-def _is_ready(results: SequenceOf[_Sent]) -> bool:
-    """Returns whether a step has ended."""
-    last: Any = results[-1].ids
-    return bool(last.is_ready())
-
-
-def _kind(results: SequenceOf[_Sent]) -> tuple[Any, ...]:
-    """Returns what the time of a step depends on for the most part."""
-    return tuple(sent.kind for sent in results)
 
 
 def _is_scored(chunk: Chunk) -> bool:

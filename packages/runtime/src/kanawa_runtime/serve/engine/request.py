@@ -5,7 +5,7 @@ import dataclasses
 import math
 import queue
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from kanawa.errors import UsageError
@@ -173,7 +173,7 @@ class EngineLimits:
 
 
 class Engine(Protocol):
-    """Generates for many requests at once on a thread of its own; every method may be called from any thread."""
+    """Answers many requests at once on a thread of its own; every method may be called from any thread."""
 
     @property
     def is_alive(self) -> bool:
@@ -186,14 +186,8 @@ class Engine(Protocol):
     def start(self) -> None:
         """Compiles every program it will ever run, then begins to serve; returns once it is ready."""
 
-    def submit(self, request: Request, on_output: OnOutput) -> None:
-        """Queues a request. Raises QueueFullError, and RequestError naming field and limit; never waits."""
-
     def check_room(self) -> None:
         """Raises QueueFullError where any request would be refused now."""
-
-    def cancel(self, request_id: str) -> None:
-        """Ends a request as "abort" within two steps; an unknown id is ignored."""
 
     def stats(self) -> Mapping[str, float]:
         """Returns gauges and counters by the names of vLLM's metrics without their prefix, at no cost to a step."""
@@ -208,7 +202,18 @@ class Engine(Protocol):
         """Refuses new requests and waits for the others; returns whether all ended in time."""
 
     def stop(self) -> None:
-        """Ends running requests as "abort", and the thread."""
+        """Ends the thread; requests under way end with an error, or as "abort"."""
+
+
+@runtime_checkable
+class TextEngine(Engine, Protocol):
+    """An engine that generates tokens."""
+
+    def submit(self, request: Request, on_output: OnOutput) -> None:
+        """Queues a request. Raises QueueFullError, and RequestError naming field and limit; never waits."""
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request as "abort" within two steps; an unknown id is ignored."""
 
 
 _MOST_IN_A_ROW = 2**31 - 1
@@ -299,7 +304,9 @@ def _refuse(field: str, message: str) -> NoReturn:
 _CHECK_SECONDS = 1.0
 
 
-def gather_outputs(engine: Engine, requests: Sequence[Request], outputs: "queue.SimpleQueue[Output]") -> list[Output]:
+def gather_outputs(
+    engine: TextEngine, requests: Sequence[Request], outputs: "queue.SimpleQueue[Output]"
+) -> list[Output]:
     """Returns each request's outputs as one, in order; raises EngineStoppedError where the engine ends before."""
     gathered = {request.id: Output(request_id=request.id) for request in requests}
     running = len(requests)

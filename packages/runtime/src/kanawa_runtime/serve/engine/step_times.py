@@ -52,5 +52,5 @@ class StepTimes:
     def wait_until_due(self, kind: Hashable, has_ended: Callable[[], bool]) -> None:
         """Returns when it is time to put together what follows the step that runs; at once if its kind is unknown."""
         due = self._began + self._seconds.get(kind, 0.0) - self._to_send - self._slack
-        while (left := due - time.perf_counter()) > 0 and not has_ended():
+        while not has_ended() and (left := due - time.perf_counter()) > 0:
             time.sleep(min(left, _POLL_SECONDS))

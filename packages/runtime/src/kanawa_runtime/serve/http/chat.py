@@ -1,6 +1,6 @@
 """`/v1/chat/completions`: conversations, by the model's own template; tools, formats, and deltas as they come."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from kanawa_runtime.serve.engine.request import Grammar
@@ -10,8 +10,17 @@ from kanawa_runtime.serve.http.errors import invalid
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.generation import Generation, TextEndpoint, new_generation
 from kanawa_runtime.serve.http.protocol import ChatRequest, Structure, chat_request
+from kanawa_runtime.serve.http.route import ANSWERS, EVENTS, JSON, Operation
 from kanawa_runtime.serve.http.service import Service
 from kanawa_runtime.serve.http.tool_calls import CallReader, Tools, message_of
+
+
+def routes(service: Service) -> Iterator[Operation]:
+    """Yields the route of a model that writes texts."""
+    if service.model.writes:
+        made = Chat(service)
+        both = (JSON, EVENTS)
+        yield Operation("POST", "/v1/chat/completions", "Answer a conversation", made, "api", made.body, both, ANSWERS)
 
 
 class Chat(TextEndpoint[ChatRequest]):

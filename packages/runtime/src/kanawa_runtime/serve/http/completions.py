@@ -1,7 +1,7 @@
 """`/v1/completions`: the text after prompts of text or ids; whole or as a stream, with echo and scores."""
 
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from kanawa_runtime.serve.engine.request import Grammar
@@ -9,10 +9,19 @@ from kanawa_runtime.serve.http.choice import Choice, Piece
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.generation import Generation, TextEndpoint, new_generation
 from kanawa_runtime.serve.http.protocol import CompletionRequest, Structure, completion_request
+from kanawa_runtime.serve.http.route import ANSWERS, EVENTS, JSON, Operation
 from kanawa_runtime.serve.http.service import Service
 
 _DEFAULT_TOKENS = 16
 _KIND = "text_completion"
+
+
+def routes(service: Service) -> Iterator[Operation]:
+    """Yields the route of a model that writes texts."""
+    if service.model.writes:
+        made = Completions(service)
+        both = (JSON, EVENTS)
+        yield Operation("POST", "/v1/completions", "Continue texts", made, "api", made.body, both, ANSWERS)
 
 
 class Completions(TextEndpoint[CompletionRequest]):

@@ -17,6 +17,8 @@ class ServerConfig(Config):
     max_stop_strings: Size = 16
     max_messages: Size = 1024
     max_tools: Size = 128
+    #: Of a sound file to transcribe.
+    max_audio_seconds: Positive = 3600.0
     #: From the request to its last token; what has been written by then is the answer.
     max_seconds: Positive = 600.0
     #: For a client to send its request, headers or body, once it has begun; and to take a piece of the answer.

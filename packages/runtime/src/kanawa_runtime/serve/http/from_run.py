@@ -5,24 +5,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kanawa.config import to_json
-from kanawa.contracts import CausalLM, RepresentsText
+from kanawa.contracts import CausalLM, RepresentsText, Transcribes
 from kanawa.errors import UsageError
 
 from kanawa_runtime.data.chats.template import template_of
+from kanawa_runtime.data.speech.letters import Letters
+from kanawa_runtime.data.speech.source import SpeechSource
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, tokenizer_of, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.adapter_folder import load_adapter
 from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
-from kanawa_runtime.runs.run_directory import ORIGIN
+from kanawa_runtime.runs.run_directory import ORIGIN, read_config
+from kanawa_runtime.runs.run_path import looks_like_run
+from kanawa_runtime.runs.tokenizer_file import tokenizer_file
 from kanawa_runtime.serve.disaggregated.pairing import Pairing
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.generate import check_generates
 from kanawa_runtime.serve.http.config import TrainingConfig
-from kanawa_runtime.serve.http.served_model import ServedModel
+from kanawa_runtime.serve.http.served_model import ServedModel, special_texts
 from kanawa_runtime.serve.pooling.engine import Pooling, PoolingEngine
+from kanawa_runtime.serve.speech.engine import TranscribingEngine
+from kanawa_runtime.serve.speech.transcriber import rules_of
 from kanawa_runtime.serve.structured.grammars import Grammars
 
 logger = logging.getLogger(__name__)
@@ -130,6 +136,48 @@ def pooled_model(
         template=template_of({}),
         no_grammars="this model writes no texts",
         step=opened.step,
+    )
+    architecture = to_json(opened.composition.config.model)
+    served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
+    return served
+
+
+def transcribes(directory: Path) -> bool:
+    """Returns whether the model of a folder, or of a run, is one of speech that transcribes."""
+    stored = outline_of(directory)
+    if stored is None and not looks_like_run(directory):
+        return False
+    model = stored.config if stored is not None else read_config(directory).model
+    return model._target is not None and issubclass(model._target, Transcribes)
+
+
+def transcribing_model(
+    directory: Path,
+    config: EngineConfig,
+    *,
+    name: str | None = None,
+    step: int | None = None,
+    target: str | None = None,
+    modifiers: tuple[str, ...] = (),
+) -> ServedModel:
+    """Returns the model of a folder behind an engine that transcribes speech and has not started yet."""
+    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
+    source, model = opened.trainer.source, opened.composition.config.model
+    if isinstance(source, SpeechSource) and tokenizer_file(opened.directory) is None:
+        tokenizer: Tokenizer = Letters.Config(alphabet=source.config.alphabet).build()
+    else:
+        tokenizer = _tokenizer(opened, directory)
+    files = tokenizer.folder_files()
+    start_ids = model._target.hearing_of(model).start_ids
+    special = special_texts(files)
+    served = ServedModel(
+        name=name or directory.resolve().name,
+        engine=TranscribingEngine(opened, config, rules_of(special, files, model.vocab_size, start_ids)),
+        tokenizer=tokenizer,
+        template=template_of({}),
+        no_grammars="this model transcribes speech",
+        step=opened.step,
+        special=special,
     )
     architecture = to_json(opened.composition.config.model)
     served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)

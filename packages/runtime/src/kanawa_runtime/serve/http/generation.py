@@ -43,7 +43,7 @@ class Generation:
         self.choices: list[Choice] = []
         model = service.model
         self.writer = LogprobWriter(model.tokenizer, model.special, request.return_tokens_as_token_ids)
-        self._engine, self._handover, self._metrics = model.engine, service.handover, service.metrics
+        self._engine, self._handover, self._metrics = model.text_engine, service.handover, service.metrics
         self._service, self.exchange = service, exchange
         self._changed: dict[int, Choice] = {}
         self._event = asyncio.Event()

@@ -16,9 +16,10 @@ import uvicorn
 from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.http.access import Hosts, Keys
-from kanawa_runtime.serve.http.app import Further, application
+from kanawa_runtime.serve.http.app import application
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.connections import uvicorn_options
+from kanawa_runtime.serve.http.route import Routes
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.http.service import Service
 
@@ -51,7 +52,7 @@ class HttpServer:
         keys: Keys,
         listening: socket.socket,
         on_ready: Callable[[], None] = lambda: None,
-        further: Further | None = None,
+        further: Routes | None = None,
     ) -> None:
         """`further` are routes beside those of every server."""
         self._model = model

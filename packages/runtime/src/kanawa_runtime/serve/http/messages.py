@@ -4,6 +4,7 @@ Source: Anthropic's API reference, "Messages", "Streaming Messages" and "Errors"
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from kanawa_runtime.serve.http.chat import Chat
@@ -11,6 +12,8 @@ from kanawa_runtime.serve.http.errors import ApiError
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.generation import Generation
 from kanawa_runtime.serve.http.messages_request import CountRequest, MessagesRequest
+from kanawa_runtime.serve.http.route import ANSWERS, EVENTS, JSON, TAKES, Operation
+from kanawa_runtime.serve.http.service import Service
 from kanawa_runtime.serve.http.translated import Block, Change, Ending, TranslatedEndpoint, own_names, translated
 
 #: Anthropic's names of errors where they differ from OpenAI's; any other 4xx is an invalid request.
@@ -25,6 +28,18 @@ _TYPES = {
 }
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _FIELDS = {"max_completion_tokens": "max_tokens", "response_format": "output_config.format", "stop": "stop_sequences"}
+
+
+def routes(service: Service) -> Iterator[Operation]:
+    """Yields the routes of a model that writes texts."""
+    if not service.model.writes:
+        return
+    chat, path = Chat(service), "/v1/messages"
+    whole, count, error = Messages(chat), TokenCounts(chat), error_of_messages
+    counts = (*TAKES, 404, 422, 503)
+    yield Operation("POST", path, "Answer messages", whole, "api", whole.body, (JSON, EVENTS), ANSWERS, error)
+    about = "Count the tokens of messages"
+    yield Operation("POST", f"{path}/count_tokens", about, count, "api", count.body, (JSON,), counts, error)
 
 
 def error_of_messages(error: ApiError) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from pydantic import Field, Tag
 from kanawa_runtime.serve.http.errors import invalid, refused_by_engine, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.protocol import NewTokens
+from kanawa_runtime.serve.http.route import ANSWERS, Operation
 from kanawa_runtime.serve.http.service import Service
 from kanawa_runtime.serve.http.validation import Fields, Length, Name, by_type
 from kanawa_runtime.serve.pooling.engine import PoolingEngine
@@ -26,6 +28,16 @@ _Texts = Annotated[list[_Text], Field(fail_fast=True, min_length=1, max_length=_
 _TextOrTexts = Annotated[
     Annotated[_Text, Tag("(text)")] | Annotated[_Texts, Tag("(list)")], by_type("a text or a list of texts")
 ]
+
+
+def routes(service: Service) -> Iterator[Operation]:
+    """Yields the routes of a model whose texts are pooled."""
+    engine = service.model.engine
+    if isinstance(engine, PoolingEngine):
+        embeddings, rerank, classify = Embeddings(service, engine), Rerank(service, engine), Classify(service, engine)
+        yield Operation("POST", "/v1/embeddings", "Embed texts", embeddings, "api", embeddings.body, refuses=ANSWERS)
+        yield Operation("POST", "/v1/rerank", "Order documents", rerank, "api", rerank.body, refuses=ANSWERS)
+        yield Operation("POST", "/classify", "Label texts", classify, "api", classify.body, refuses=ANSWERS)
 
 
 class _PooledRequest(Fields):

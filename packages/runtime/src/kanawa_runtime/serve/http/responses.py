@@ -3,17 +3,27 @@
 Source: OpenAI's API reference, "Responses" and "Streaming events". No answer is stored.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from kanawa_runtime.serve.http.chat import Chat
 from kanawa_runtime.serve.http.errors import ApiError
 from kanawa_runtime.serve.http.generation import Generation
 from kanawa_runtime.serve.http.responses_request import ChosenFunction, ResponsesRequest
+from kanawa_runtime.serve.http.route import ANSWERS, EVENTS, JSON, Operation
+from kanawa_runtime.serve.http.service import Service
 from kanawa_runtime.serve.http.translated import Block, Change, Ending, TranslatedEndpoint
 
 _PLAIN = {"format": {"type": "text"}}
 #: Why an answer is incomplete.
 _CUT_OFF = {"length": "max_output_tokens", "abort": "abort"}
+
+
+def routes(service: Service) -> Iterator[Operation]:
+    """Yields the route of a model that writes texts."""
+    if service.model.writes:
+        made = Responses(Chat(service))
+        yield Operation("POST", "/v1/responses", "Answer items", made, "api", made.body, (JSON, EVENTS), ANSWERS)
 
 
 class Responses(TranslatedEndpoint[ResponsesRequest]):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from kanawa_runtime.data.chats.template import ChatTemplate
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.serve.engine.request import Engine
+from kanawa_runtime.serve.engine.request import Engine, TextEngine
 from kanawa_runtime.serve.http.protocol import TextRequest
 from kanawa_runtime.serve.http.sampling import DEFAULTED
 from kanawa_runtime.serve.structured.grammars import Grammars
@@ -45,6 +45,17 @@ class ServedModel:
             self.defaults = generation_defaults(files)
         if not self.special:
             self.special = special_texts(files)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes texts."""
+        return isinstance(self.engine, TextEngine)
+
+    @property
+    def text_engine(self) -> TextEngine:
+        """The engine of a model that writes texts."""
+        assert isinstance(self.engine, TextEngine)
+        return self.engine
 
     @property
     def names(self) -> tuple[str, ...]:

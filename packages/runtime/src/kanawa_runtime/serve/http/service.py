@@ -194,16 +194,7 @@ class Service:
         """
         content = await exchange.content()
         if is_queued:
-            self.check_share(self.requests, exchange.client)
-            self.check_share(self.answers, exchange.client)
-            try:
-                self.model.engine.check_room()
-            except Exception as error:
-                refusal = refused_by_engine(error)
-                if refusal is None:
-                    raise
-                raise refusal from error
-
+            self.check_queue(exchange)
         is_apart = len(content) >= LARGE and self.large.reads(body)
 
         def parsed() -> Body:
@@ -219,6 +210,18 @@ class Service:
             return await pool.run(exchange.client, parsed) if exchange.is_large else parsed()
         finally:
             exchange.release_body()
+
+    def check_queue(self, exchange: Exchange) -> None:
+        """Raises the 429 of a full queue, or of a client that has its share of it."""
+        self.check_share(self.requests, exchange.client)
+        self.check_share(self.answers, exchange.client)
+        try:
+            self.model.engine.check_room()
+        except Exception as error:
+            refusal = refused_by_engine(error)
+            if refusal is None:
+                raise
+            raise refusal from error
 
     def check_share(self, shares: Shares, client: str, count: int = 1) -> None:
         """Raises the 429 of a client that has its share of the server's places."""

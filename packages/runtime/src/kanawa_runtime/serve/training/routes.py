@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from kanawa.contracts import CausalLM
 
-from kanawa_runtime.serve.http.app import Operation
 from kanawa_runtime.serve.http.config import TrainingConfig
 from kanawa_runtime.serve.http.errors import ApiError, invalid
 from kanawa_runtime.serve.http.exchange import Exchange
+from kanawa_runtime.serve.http.route import Operation
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.http.service import Service
 from kanawa_runtime.serve.training import requests
