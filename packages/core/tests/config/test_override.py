@@ -164,6 +164,17 @@ def test_a_name_of_several_things_means_the_one_that_fits() -> None:
     assert (type(model.norm), model.function, model.kind) == (Norm.Config, math.sqrt, Norm)
 
 
+def recipe_of_norm(*, eps: float = 1e-3, **rest: Any) -> Norm.Config:
+    return Norm.Config(eps=eps, **rest)
+
+
+def test_a_recipe_may_pass_other_arguments_on() -> None:
+    connect_catalog(load=lambda name, kind="": [recipe_of_norm])
+    model = Model()
+    apply_override(model, "norm=recipe")
+    assert model.norm.eps == 1e-3
+
+
 def test_a_wrong_name_in_a_list_is_explained() -> None:
     connect_catalog(load=catalog)
     with pytest.raises(OverrideError, match=r"layers=\[\"rsm\"\]: expected list\[Norm.Config\].*did you mean 'rms'"):

@@ -144,13 +144,18 @@ def _is_recipe(meant: Any) -> bool:
     function = meant.func if isinstance(meant, functools.partial) else meant
     if not inspect.isfunction(function):
         return False
-    if any(parameter.default is parameter.empty for parameter in inspect.signature(meant).parameters.values()):
+    if any(_is_required(parameter) for parameter in inspect.signature(meant).parameters.values()):
         return False
     try:
         returned = typing.get_type_hints(function).get("return")
     except (NameError, TypeError):  # an annotation for type checkers alone
         return False
     return isinstance(returned, type) and issubclass(returned, Config)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_rest
 
 
 def _refused(path: str, text: str, field: Field) -> OverrideError:

@@ -4,7 +4,7 @@ Every module's config has the slot `foreign`. Its class default speaks the names
 checkpoints, or what is usual where Llama has no such part; a recipe whose checkpoints differ sets the slot.
 """
 
-from kanawa.config import Config
+from kanawa.config import Config, Size
 from kanawa.foreign.forms import Form
 
 
@@ -32,7 +32,7 @@ class Joined(Config):
     parts: tuple[str, ...]
     axis: int = 0
     interleaved: bool = False
-    blocks: int = 1
+    blocks: Size = 1
 
 
 class Sliced(Config):
