@@ -78,6 +78,16 @@ def test_kinds_and_options(folder):
     assert not names_files("qwen3-0.6b")
 
 
+@pytest.mark.parametrize("weight", ["-1", "nan", "inf", "-0.5"])
+def test_a_weight_below_zero_or_no_number_is_refused(weight):
+    with pytest.raises(UsageError, match=rf"the weight of a\.csv is {weight}, expected 0 or more"):
+        parts_of(f"a.csv*{weight},b.csv*1")
+
+
+def test_a_weight_may_have_an_exponent():
+    assert [part.weight for part in parts_of("a.csv*1e-3,b.csv*2.5E2")] == [0.001, 250.0]
+
+
 def test_several_without_weights_are_one_text(folder):
     corpus = own_corpus("code/a.jsonl", "code/deep")
     assert corpus.root == str(folder / "code")

@@ -1,5 +1,6 @@
 """The files that `--data` names: `ADDRESS[:field=NAME,…][*WEIGHT]`, several separated by commas."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ from kanawa_runtime.data.records.listing import found_files, is_pattern, split_p
 from kanawa_runtime.data.text_files import FileCorpus, JsonLines, RecordTexts, TextFiles
 
 _TEXTS = frozenset({".txt", ".text", ".md", ".rst", ".py"})
-_WEIGHT = re.compile(r"(?P<data>.+)\*(?P<weight>[0-9]*\.?[0-9]+)", re.DOTALL)
+_NUMBER = r"[-+]?(?:[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?|nan|inf)"
+_WEIGHT = re.compile(rf"(?P<data>.+)\*(?P<weight>{_NUMBER})", re.DOTALL | re.IGNORECASE)
 _OPTIONS = re.compile(r"(?P<address>.+?):(?P<options>[a-z_]+=.*)", re.DOTALL)
 _OPTION = re.compile(r"[a-z_]+=.*", re.DOTALL)
 #: Short names of a corpus's fields.
@@ -36,7 +38,7 @@ class Part(NamedTuple):
 
 
 def parts_of(text: str) -> list[Part]:
-    """Returns the parts of `A*0.7,B*0.3` or `A,B`; raises UsageError where only some have a weight.
+    """Returns the parts of `A*0.7,B*0.3` or `A,B`; UsageError: only some have a weight, or one is below 0.
 
     A part's options may be separated by commas too: `A:field=body,on_bad=skip*0.7`. `shard*07` stays a glob where it
     matches files.
@@ -52,7 +54,11 @@ def parts_of(text: str) -> list[Part]:
         if match is None or _is_glob(segment):
             waiting = segment
         else:
-            parts.append(Part(match["data"], float(match["weight"])))
+            weight = float(match["weight"])
+            if not 0 <= weight < math.inf:
+                message = f"--data {text}: the weight of {match['data']} is {match['weight']}, expected 0 or more"
+                raise UsageError(message)
+            parts.append(Part(match["data"], weight))
             waiting = ""
     parts += [Part(waiting)] if waiting else []
     bare = [part.text for part in parts if part.weight is None]
