@@ -1,14 +1,15 @@
-"""Every catalogued model is an experiment, or is refused with what to do instead; nothing here compiles."""
+"""Every catalogued model is an experiment, some once their data are named; nothing here compiles."""
 
 import kanawa as kn
 import pytest
 from kanawa.composition.environment import environment
 from kanawa.errors import UsageError
+from kanawa_runtime.data.errors import CorpusError
 
 MODELS = sorted(state.name for state in kn.host().components("models") if state.distribution == "kanawa-layers")
 #: Experiments of the name, with data that aren't tokens.
 PICTURES = {"vit-tiny", "clip-tiny", "vlm-tiny"}
-#: Models of records that the trainer's sources don't make.
+#: Models of records that are in files, which the user names.
 _BEGINNINGS = ("vit-", "whisper-", "parakeet-", "conformer-", "clip-", "siglip-", "llava-", "vlm-")
 OTHERS = {name for name in MODELS if name.startswith(_BEGINNINGS)} - PICTURES
 
@@ -62,9 +63,17 @@ def test_a_mesh_rule_fits_every_model(name, target, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
-def test_other_models_say_what_to_do(name):
-    with pytest.raises(UsageError, match=r"learns from records of \w+.*; name a source of those with --data"):
-        kn.compose(name)
+def test_other_models_are_described_before_their_data_are_named(name):
+    composition = kn.compose(name, "cpu")
+    workload, place = composition.workload(), environment(composition, "abstract")
+    state = workload.abstract_state(place)
+    assert set(state.params) == set(workload.specs)
+    assert workload.abstract_batch(place)[0].shape[0] == composition.config.batch_size
+    source = composition.config.data.build()
+    shapes = {name: field.shape for name, field in source.fields.items() if field is not None}
+    assert workload.model.flops_per_row(shapes) > 0
+    with pytest.raises(CorpusError, match=r"no \w+s are named: name them with --data"):
+        source.account()
 
 
 @pytest.mark.parametrize("name", ["gemma3-1b", "mamba2-130m", "deepseek-v3"])

@@ -103,9 +103,23 @@ class DataSource(Configurable):
             del address, experiment
             return None
 
+        @classmethod
+        def unnamed(cls, model: Config) -> "DataSource.Config | None":
+            """Returns the config of rows in a model's sizes whose files are still to be named; None: has no files.
+
+            A plan describes batches of it; reading a row raises an error that says how data are named.
+            """
+            del model
+            return None
+
     def __init__(self, cfg: Config) -> None:
         """Takes the config; a source without a seed, which belongs to no run, has seed 0."""
         super().__init__(cfg if cfg.seed is not None else cfg.clone().set(seed=0).freeze())
+
+    @property
+    def is_named(self) -> bool:
+        """Whether there are data to read; if not, rows can be described alone (`Config.unnamed`)."""
+        return True
 
     @property
     def packed(self) -> bool:

@@ -1,5 +1,6 @@
 """The encoder-decoder of T5: two towers, each a stack, its last norm, and a relative bias that its layers share."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import kanawa as kn
@@ -74,6 +75,16 @@ class Tower(kn.Module):
         return {**params, "stack": self.stack.unstacked(params["stack"])}
 
 
+def decoded_flops(decoder: Tower, head: Head, written: int, read: int) -> float:
+    """Returns forward matmul FLOPs of a decoder's tokens and their logits over a memory of `read` tokens.
+
+    The memory's keys and values count as if it had `written` tokens.
+    """
+    # A layer has as many heads for its own tokens, of which a query sees half, as for the memory.
+    context = ((written + 1) / 2 + read) / 2
+    return (decoder.flops_per_token(context) + head.flops_per_token(context)) * written
+
+
 class EncoderDecoderLM(Model):
     """Trains on an EncoderDecoderBatch; the decoder attends to the encoder's last stream through cross attention.
 
@@ -109,6 +120,12 @@ class EncoderDecoderLM(Model):
         self.add_child("head", cfg.head, input_dim=cfg.input_dim, vocab_size=cfg.vocab_size)
         self.add_child("loss", cfg.loss)
         self.share("embedding", self.embedding)
+
+    @kn.nowrap
+    def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns those of the encoder's tokens, which see all others, and of the decoder's."""
+        (read,), (written,) = shapes["input_ids"], shapes["decoder_input_ids"]
+        return self.encoder.flops_per_token(read) * read + decoded_flops(self.decoder, self.head, written, read)
 
     def encode(self, input_ids: Int[Array, "B S"], sequences: Sequences) -> Float[Array, "B S E"]:
         """Returns the memory, which the decoder attends to."""

@@ -1,5 +1,6 @@
 """Speech to labels that are aligned with frames: a Conformer or another stack, and a head of CTC or a transducer."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -45,6 +46,14 @@ class SpeechRecogniser(Transcribes):
         self.add_child("dropout", cfg.dropout)
         self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
         self.add_child("head", cfg.head, input_dim=cfg.input_dim, vocab_size=cfg.vocab_size, blank=cfg.vocab_size - 1)
+
+    @kn.nowrap
+    def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns those of the frames, which see all others, and of the head."""
+        frames = shapes["audio"][0] // self.config.features.hop
+        read = self.subsampling.frames_after(frames)
+        stack = self.stack.flops_per_token(read) * read
+        return self.subsampling.flops_per_row(frames) + stack + self.head.flops_per_row(read, *shapes["target_ids"])
 
     def encode(
         self, input_features: Float[Array, "B T M"], num_frames: Int[Array, " B"]

@@ -1,5 +1,6 @@
 """Speech to text by an encoder-decoder: Whisper (Radford et al. 2022, arXiv:2212.04356)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from kanawa.contracts import Batch, Hearing, Sequences, SpeechBatch, Transcribes, Transcripts, Writing
 
 from kanawa_layers.basic.embedding import Embedding
-from kanawa_layers.models.encoder_decoder import Tower
+from kanawa_layers.models.encoder_decoder import Tower, decoded_flops
 from kanawa_layers.models.head import Head, TiedHead
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
@@ -69,6 +70,14 @@ class SpeechToText(Transcribes):
         self.add_child("head", cfg.head, input_dim=width, vocab_size=cfg.vocab_size)
         self.add_child("loss", cfg.loss)
         self.share("embedding", self.embedding)
+
+    @kn.nowrap
+    def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns those of the stem, of the encoder's frames, which see all others, and of the decoder's tokens."""
+        frames = shapes["audio"][0] // self.config.features.hop
+        read, written = -(-frames // 2), shapes["target_ids"][0] + self._start
+        encoded = self.stem.flops_per_row(frames) + self.encoder.flops_per_token(read) * read
+        return encoded + decoded_flops(self.decoder, self.head, written, read)
 
     def encode_features(self, features: Float[Array, "B T M"]) -> Float[Array, "B S E"]:
         """Returns the memory of log-mel features, half as long."""

@@ -2,6 +2,7 @@
 
 import abc
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -157,6 +158,11 @@ class TextTower(kn.Module):
             x = jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
         return self.projection(self.norm(x))
 
+    @kn.nowrap
+    def flops_per_text(self, length: int) -> float:
+        """Returns forward matmul FLOPs of a text of `length` tokens, each seeing all."""
+        return self.stack.flops_per_token(length) * length + self.projection.flops_per_token(1)
+
 
 class TwoTowers(Model):
     """Learns from an ImageTextBatch which text belongs to which image. `pooling` None takes the class token."""
@@ -177,6 +183,12 @@ class TwoTowers(Model):
         projection: Linear.Config | None = Linear.Config()
         text: TextTower.Config = kn.REQUIRED
         loss: ContrastiveLoss.Config = SoftmaxPairs.Config()
+
+    @kn.nowrap
+    def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns those of both towers and their projections; the batch's logits are left out."""
+        image = 0.0 if self.projection is None else self.projection.flops_per_token(1)
+        return self.image.flops_per_image(shapes["images"]) + image + self.text.flops_per_text(*shapes["input_ids"])
 
     @classmethod
     def row_shapes(cls, cfg: "TwoTowers.Config") -> dict[str, tuple[int, ...]]:

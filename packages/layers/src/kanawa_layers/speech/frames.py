@@ -44,6 +44,11 @@ class ConvStem(kn.Module):
         self.add_child("first", cfg.first, input_dim=cfg.input_dim, output_dim=cfg.output_dim)
         self.add_child("second", cfg.second, input_dim=cfg.output_dim, output_dim=cfg.output_dim)
 
+    @kn.nowrap
+    def flops_per_row(self, num_frames: int) -> float:
+        """Returns forward matmul FLOPs of a row of `num_frames` frames."""
+        return self.first.flops_per_token(1) * num_frames + self.second.flops_per_token(1) * -(-num_frames // 2)
+
     def forward(self, features: Float[Array, "B T M"]) -> Float[Array, "B T2 E"]:
         """Returns half as many frames, rounded up."""
         activation = self.config.activation

@@ -40,6 +40,11 @@ class AlignmentHead(kn.Module):
     def labels(self, x: Float[Array, "B T E"], num_frames: Int[Array, " B"], most: int) -> Int[Array, "B most"]:
         """Returns the labels of each row by greedy decoding, and -1 after its last."""
 
+    @kn.nowrap
+    @abc.abstractmethod
+    def flops_per_row(self, num_frames: int, num_labels: int) -> float:
+        """Returns forward matmul FLOPs of the loss of a row."""
+
 
 class CTCHead(AlignmentHead):
     """Logits of each frame on its own; alignments merge repeats and drop blanks (Graves et al. 2006)."""
@@ -53,6 +58,12 @@ class CTCHead(AlignmentHead):
     def setup(self) -> None:
         """Declares the projection to the labels and the blank."""
         add_linear(self, "output", self.config.input_dim, self.config.vocab_size, ("embed", "vocab"))
+
+    @kn.nowrap
+    def flops_per_row(self, num_frames: int, num_labels: int) -> float:
+        """Returns those of each frame's logits."""
+        del num_labels
+        return self.output.flops_per_token(1) * num_frames
 
     def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
         """Returns fp32 logits of every frame."""
@@ -121,6 +132,14 @@ class TransducerHead(AlignmentHead):
         add_linear(self, "from_frame", cfg.input_dim, cfg.joint_dim, ("embed", "mlp"))
         add_linear(self, "from_prediction", cfg.prediction_dim, cfg.joint_dim, ("embed", "mlp"))
         add_linear(self, "output", cfg.joint_dim, cfg.vocab_size, ("mlp", "vocab"))
+
+    @kn.nowrap
+    def flops_per_row(self, num_frames: int, num_labels: int) -> float:
+        """Returns those of frames, of what reads the labels, and of the logits at each pair of them."""
+        read = num_labels + 1
+        label = self.prediction.flops_per_token(1) + self.from_prediction.flops_per_token(1)
+        pairs = self.output.flops_per_token(1) * num_frames * read
+        return self.from_frame.flops_per_token(1) * num_frames + label * read + pairs
 
     def forward(
         self,

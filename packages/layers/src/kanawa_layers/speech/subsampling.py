@@ -69,6 +69,23 @@ class ConvSubsampling(kn.Module):
             axes=(None, None, "embed"),
         )
 
+    @kn.nowrap
+    def flops_per_row(self, num_frames: int) -> float:
+        """Returns forward matmul FLOPs of a row of `num_frames` frames."""
+        frames, bands, total = num_frames, self.config.num_bands, 0.0
+        for conv in self.convs:
+            if conv.config.strides:
+                frames, bands = -(-frames // 2), -(-bands // 2)
+            total += conv.flops_per_token(1) * frames * bands
+        return total + self.projection.flops_per_token(1) * frames
+
+    @kn.nowrap
+    def frames_after(self, num_frames: int) -> int:
+        """Returns how many frames remain of `num_frames`."""
+        for conv in self.convs:
+            num_frames = -(-num_frames // 2) if conv.config.strides else num_frames
+        return num_frames
+
     def forward(
         self, features: Float[Array, "B T M"], num_frames: Int[Array, " B"]
     ) -> tuple[Float[Array, "B T2 E"], Int[Array, " B"]]:

@@ -198,10 +198,13 @@ def _processes(job: Job) -> str:
 
 
 def _compose_here(args: argparse.Namespace) -> None:
-    """Composes the experiment of a dry run, which needs no process of its own: raises UsageError where it can't be."""
+    """Composes the experiment of a dry run, in this process; raises UsageError where it can't be, or has no data."""
     from kanawa.api.experiment import experiment
 
-    _ = experiment(args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data).composition
+    cfg = experiment(args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data).config
+    source = cfg.data.build()
+    if not source.is_named:
+        source.account()
 
 
 def _check_experiment(args: argparse.Namespace) -> None:

@@ -43,13 +43,32 @@ class MediaFiles(SingleRows):
             cfg.fit(vars(experiment).get("model"))
             return with_options(cfg, options, f"{address}:…")
 
+        @classmethod
+        def unnamed(cls, model: Config) -> Self:
+            """Returns rows of no files, in the sizes that the model takes."""
+            cfg = cls(files=())
+            cfg.fit(model)
+            return cfg
+
     @property
     @abc.abstractmethod
     def kind(self) -> Kind:
         """What the items are."""
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the config has files."""
+        return bool(self.config.files)
+
     @functools.cached_property
     def _listing(self) -> Listing:
+        if not self.is_named:
+            message = f"no {self.kind.noun}s are named: name them with --data, as in --data FOLDER"
+            raise CorpusError(message)
+        return self.listed()
+
+    def listed(self) -> Listing:
+        """Returns what the files hold; called once."""
         cfg = self.config
         return items_of(cfg.files, cfg.root, self.kind, cfg.on_bad)
 

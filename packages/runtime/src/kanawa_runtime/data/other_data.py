@@ -61,9 +61,10 @@ def evaluation_sets(experiment: Config, texts: Sequence[str]) -> dict[str, DataS
 
 
 def default_data(model: Any, sequence_length: int) -> DataSource.Config | None:
-    """Returns rows that a model of text can learn by its config, None of others; all ids fit its vocabulary.
+    """Returns rows that a model of text can learn by its config; all ids fit its vocabulary.
 
-    The text is Python's own library, its tokenizer learned from it and at most as large as the model's vocabulary.
+    The text is Python's own library, its tokenizer learned from it and at most as large as the model's vocabulary. Of
+    models of other records, rows that are still to be named; None where no source has such.
     """
     kind: Any = model._target
     made: Callable[..., DataSource.Config] | None = None
@@ -72,8 +73,8 @@ def default_data(model: Any, sequence_length: int) -> DataSource.Config | None:
         made, hiding = MaskedTokens.Config, 1
     elif kind.batch_of(model) is EncoderDecoderBatch:
         made, hiding = SpanCorruption.Config, NUM_SENTINELS
-    elif not issubclass(kind, CausalLM):
-        return None
+    elif not issubclass(kind, CausalLM) or kind.batch_of(model) is not Batch:
+        return unnamed_data(model)
     # Without the ids for what is hidden.
     room = model.vocab_size - hiding
     source: DataSource.Config
@@ -87,6 +88,18 @@ def default_data(model: Any, sequence_length: int) -> DataSource.Config | None:
     else:
         return None
     return source if made is None else made(sequence_length=sequence_length, source=source)
+
+
+def unnamed_data(model: Any) -> DataSource.Config | None:
+    """Returns rows of the record that a model learns from, in its sizes, whose files are still to be named."""
+    made = (config.unnamed(model) for config in _sources_of(model._target.batch_of(model)))
+    return next((config for config in made if config is not None), None)
+
+
+def _sources_of(record: type) -> list[type[DataSource.Config]]:
+    """Returns the configs of the catalogued sources whose rows are such records."""
+    named = (component("data", state.key).Config for state in host().components("data") if state.state.usable)
+    return [config for config in named if config._target.batch is record]
 
 
 def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = None) -> Config:
@@ -132,8 +145,7 @@ def _other_rows(experiment: Any, parts: Sequence[Part]) -> DataSource.Config | N
     if wanted is Batch:
         return None
     own = [type(experiment.data)] if isinstance(experiment.data, DataSource.Config) else []
-    named = (component("data", state.key).Config for state in host().components("data") if state.state.usable)
-    asked = [config for config in (*own, *named) if config._target.batch is wanted]
+    asked = [config for config in own if config._target.batch is wanted] + _sources_of(wanted)
     if asked and len(parts) > 1:
         message = f"--data names {len(parts)} places; rows of {wanted.__name__} come from one folder or pattern"
         raise UsageError(message)

@@ -40,6 +40,11 @@ class RowsOfSource(DataSource):
         return self._source.packed
 
     @property
+    def is_named(self) -> bool:
+        """The source's."""
+        return self._source.is_named
+
+    @property
     def source_names(self) -> tuple[str, ...]:
         """The source's."""
         return self._source.source_names

@@ -56,6 +56,8 @@ def _record(config: Any, kind: type[Model]) -> str:
 def _other_rows(config: Any, kind: type[Model]) -> list[str]:
     """Returns what of rows that aren't of tokens doesn't fit the model: shapes, and classes."""
     source, model = config.data.build(), config.model
+    if not source.is_named:
+        return []
     problems = []
     for name, shape in kind.row_shapes(model).items():
         field = source.fields.get(name)

@@ -48,8 +48,8 @@ class PictureChats(MediaFiles, PicturesInRows):
         """Conversations."""
         return Kind("conversation", PICTURES, "messages", "record", "messages", (), False, lambda _: "")
 
-    @functools.cached_property
-    def _listing(self) -> Listing:
+    def listed(self) -> Listing:
+        """Returns the conversations of the files, each with its place."""
         cfg, items, problems = self.config, [], []
         for file in found_files(cfg.files, cfg.root):
             if not file.name.endswith(JSON_LINES):
