@@ -39,7 +39,7 @@ def zeros(rows, **shapes):
 SPEECH = {"audio": (32_000,), "audio_lengths": (), "target_ids": (20,), "loss_weights": (20,)}
 TEXTS = {name: (64,) for name in ("input_ids", "decoder_input_ids", "target_ids", "loss_weights")}
 PAIRS = {"images": (32, 32, 3), "input_ids": (48,), "segment_ids": (48,), "loss_weights": ()}
-#: The spectrogram's matmuls are traced too, 6 % of a small model's; attention's masked half is computed by the reference.
+#: The spectrogram's matmuls are traced too, 6 % of a small model's; the reference computes attention's masked half.
 CASES = {"conformer-tiny": SPEECH, "conformer-tiny-rnnt": SPEECH, "clip-tiny": PAIRS, "t5-tiny": TEXTS}
 
 
@@ -47,12 +47,13 @@ CASES = {"conformer-tiny": SPEECH, "conformer-tiny-rnnt": SPEECH, "clip-tiny": P
 def test_a_rows_flops_are_those_that_are_traced(name):
     cfg, shapes = kn.component("models", name)(), CASES[name]
     model = cfg.build()
-    params, state = (jax.eval_shape(lambda of=of: of(model, jax.random.key(0))) for of in (kn.initialize, kn.initial_state))
+    key = jax.random.key(0)
+    params, state = (jax.eval_shape(lambda of=of: of(model, key)) for of in (kn.initialize, kn.initial_state))
     batch_of = type(model).batch_of(cfg)
     fields = zeros(2, **shapes)
     batch = batch_of(**{field: fields.get(field) for field in batch_of._fields})
     run = kn.functional(model, "forward")
-    traced = jax.make_jaxpr(lambda p, s, b: run(p, s, b, key=jax.random.key(0), train=True)[1].losses)(params, state, batch)
+    traced = jax.make_jaxpr(lambda p, s, b: run(p, s, b, key=key, train=True)[1].losses)(params, state, batch)
     found = traced_flops(traced.jaxpr) / 2
     counted = model.flops_per_row(shapes)
     assert counted == pytest.approx(found, rel=0.07)

@@ -76,7 +76,7 @@ class SpeechToText(Transcribes):
         """Returns those of the stem, of the encoder's frames, which see all others, and of the decoder's tokens."""
         frames = shapes["audio"][0] // self.config.features.hop
         read, written = -(-frames // 2), shapes["target_ids"][0] + self._start
-        encoded = self.stem.flops_per_row(frames) + self.encoder.flops_per_token(read) * read
+        encoded: float = self.stem.flops_per_row(frames) + self.encoder.flops_per_token(read) * read
         return encoded + decoded_flops(self.decoder, self.head, written, read)
 
     def encode_features(self, features: Float[Array, "B T M"]) -> Float[Array, "B S E"]:

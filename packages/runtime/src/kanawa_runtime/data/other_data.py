@@ -98,8 +98,8 @@ def unnamed_data(model: Any) -> DataSource.Config | None:
 
 def _sources_of(record: type) -> list[type[DataSource.Config]]:
     """Returns the configs of the catalogued sources whose rows are such records."""
-    named = (component("data", state.key).Config for state in host().components("data") if state.state.usable)
-    return [config for config in named if config._target.batch is record]
+    named = (component("data", state.key) for state in host().components("data") if state.state.usable)
+    return [source.Config for source in named if source.batch is record]
 
 
 def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = None) -> Config:
@@ -144,8 +144,9 @@ def _other_rows(experiment: Any, parts: Sequence[Part]) -> DataSource.Config | N
     wanted = kind.batch_of(model) if isinstance(kind, type) and issubclass(kind, Model) else Batch
     if wanted is Batch:
         return None
-    own = [type(experiment.data)] if isinstance(experiment.data, DataSource.Config) else []
-    asked = [config for config in own if config._target.batch is wanted] + _sources_of(wanted)
+    data: Any = experiment.data
+    is_own = isinstance(data, DataSource.Config) and data._target is not None and data._target.batch is wanted
+    asked = [*([type(data)] if is_own else []), *_sources_of(wanted)]
     if asked and len(parts) > 1:
         message = f"--data names {len(parts)} places; rows of {wanted.__name__} come from one folder or pattern"
         raise UsageError(message)
