@@ -144,9 +144,8 @@ def _other_rows(experiment: Any, parts: Sequence[Part]) -> DataSource.Config | N
     wanted = kind.batch_of(model) if isinstance(kind, type) and issubclass(kind, Model) else Batch
     if wanted is Batch:
         return None
-    data: Any = experiment.data
-    is_own = isinstance(data, DataSource.Config) and data._target is not None and data._target.batch is wanted
-    asked = [*([type(data)] if is_own else []), *_sources_of(wanted)]
+    own: list[Any] = [type(experiment.data)] if isinstance(experiment.data, DataSource.Config) else []
+    asked = [config for config in own if config._target.batch is wanted] + _sources_of(wanted)
     if asked and len(parts) > 1:
         message = f"--data names {len(parts)} places; rows of {wanted.__name__} come from one folder or pattern"
         raise UsageError(message)
