@@ -31,8 +31,9 @@ def grid_coordinates(is_picture: Any, positions: Any, grid: tuple[int, int], xp:
     of `grid` tokens, which begins at s, s + max(grid); the picture's are s, s + row and s + column.
     """
     size, (_, columns) = math.prod(grid), grid
-    before = is_picture.cumsum(axis=1) - is_picture
-    index = xp.arange(is_picture.shape[1])[None]
+    ones = is_picture.astype(xp.int32)
+    before = xp.cumsum(ones, axis=1) - ones
+    index = xp.arange(is_picture.shape[1], dtype=xp.int32)[None]
     at_start = xp.take_along_axis(before, xp.clip(index - positions, 0, None), axis=1)
     before = before - at_start
     place = xp.where(is_picture, before % size, 0)
