@@ -173,9 +173,7 @@ class DeepStackProjector(Projector):
         window: kn.Size = 2
         merger: PatchMerger.Config = PatchMerger.Config()
         early: tuple[PatchMerger.Config, ...] = ()
-        foreign: kn.foreign.Names = kn.foreign.Names(
-            children={"merger": "merger", "early": "deepstack_merger_list.{}"}
-        )
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"merger": "merger", "early": "deepstack_merger_list.{}"})
 
     @classmethod
     def token_grid(cls, cfg: Any, grid: Grid) -> Grid:

@@ -197,7 +197,9 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
             return tokens
         count, *shape = shapes["images"]
         grid = picture_grid(self.config.tower, (shape[0], shape[1]))
-        return float(tokens + count * (self.tower.flops_per_image(tuple(shape)) + self.projector.flops_per_picture(grid)))
+        return float(
+            tokens + count * (self.tower.flops_per_image(tuple(shape)) + self.projector.flops_per_picture(grid))
+        )
 
 
 def picture_grid(tower: PictureTower.Config, size: tuple[int, ...] | None = None) -> Grid:

@@ -47,7 +47,5 @@ class RotaryInTurn(Rotary):
         if at.ndim == 2 or not sections:
             return super()._of_each_frequency(positions)
         turn = len(sections)
-        streams = [
-            i % turn if i < turn * sections[i % turn] else 0 for i in range(self.rotated_dim // 2)
-        ]
+        streams = [i % turn if i < turn * sections[i % turn] else 0 for i in range(self.rotated_dim // 2)]
         return at[..., jnp.asarray(streams)]

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int
 def rest_of_picture(is_picture: Bool[Array, "B T"], positions: Int[Array, "B T"]) -> Int[Array, "B T"]:
     """Returns how many tokens of its picture come after each token, 0 for text.
 
-    A picture is a run of picture tokens whose positions go up by one: another sequence of a packed row isn't part of it.
+    A picture is a run of picture tokens whose positions go up by one; another sequence of a packed row ends it.
     """
     length = is_picture.shape[1]
     index = jnp.arange(length, dtype=jnp.int32)[None]

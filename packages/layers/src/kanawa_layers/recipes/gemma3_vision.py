@@ -38,7 +38,7 @@ def gemma3_vision(
     end_id: int = 256_000,
     norm_eps: float = 1e-6,
 ) -> VisionLanguageModel.Config:
-    """Returns a model of a SigLIP tower of width `tower_dim` and a Gemma 3; a picture is tokens_per_side ** 2 tokens."""
+    """Returns a model of a SigLIP tower of width `tower_dim` and a Gemma 3, with tokens_per_side ** 2 a picture."""
     return VisionLanguageModel.Config(
         vocab_size=language.vocab_size,
         input_dim=language.input_dim,
@@ -124,7 +124,7 @@ def _released(language: partial[DecoderLM.Config]) -> VisionLanguageModel.Config
 
 #: Gemma 3 4B with its tower: 4,300,079,472 parameters.
 gemma3_4b_vision = partial(_released, text.gemma3_4b)
-#: Gemma 3 12B with its tower.
+#: Gemma 3 12B with its tower: 12,187,325,040 parameters.
 gemma3_12b_vision = partial(_released, text.gemma3_12b)
-#: Gemma 3 27B with its tower.
+#: Gemma 3 27B with its tower: 27,432,406,640 parameters.
 gemma3_27b_vision = partial(_released, text.gemma3_27b)

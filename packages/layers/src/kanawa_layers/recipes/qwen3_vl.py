@@ -191,7 +191,9 @@ def _to_hf(cfg: Any, text: Any, kind: str) -> dict[str, Any]:
         },
         "text_config": {"model_type": f"{kind}_text", **words},
         "image_token_id": cfg.image_token_id,
-        **({"video_token_id": _VIDEO, "vision_start_token_id": _BEGIN, "vision_end_token_id": _END} if released else {}),
+        **(
+            {"video_token_id": _VIDEO, "vision_start_token_id": _BEGIN, "vision_end_token_id": _END} if released else {}
+        ),
         "tie_word_embeddings": words["tie_word_embeddings"],
     }
 
@@ -209,11 +211,11 @@ def _released(language: Any, small: bool = False) -> VisionLanguageModel.Config:
     return qwen3_vl(grid_tower(num_heads=16, **sizes), made, tower_dim=1024 if small else 1152)
 
 
-#: Qwen3-VL 2B.
+#: Qwen3-VL 2B: 2,127,532,032 parameters, tied.
 qwen3_vl_2b = partial(_released, qwen3.qwen3_17b, small=True)
-#: Qwen3-VL 4B.
+#: Qwen3-VL 4B: 4,437,815,808 parameters, tied.
 qwen3_vl_4b = partial(_released, qwen3.qwen3_4b, small=True)
-#: Qwen3-VL 8B.
+#: Qwen3-VL 8B: 8,767,123,696 parameters.
 qwen3_vl_8b = partial(_released, qwen3.qwen3_8b)
-#: Qwen3-VL 30B-A3B.
+#: Qwen3-VL 30B-A3B: 31,070,754,032 parameters, 3B of them active.
 qwen3_vl_30b_a3b = partial(_released, qwen3_moe.qwen3_30b_a3b)
