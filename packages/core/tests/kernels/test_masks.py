@@ -150,3 +150,18 @@ def test_a_split_takes_all_that_is_native_and_keeps_exceptions_whole():
     two = MaskSpec(predicates=("even", "odd"))
     assert two.split(("odd",)) == (MaskSpec(predicates=("odd",)), MaskSpec(predicates=("even",)))
     assert two.split(("predicates",)) == (two, FULL)
+
+
+AHEAD = np.array([0, 2, 1, 0, 0, 1, 0])
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, sliding_window(2), CAUSAL & MaskSpec(segments=True)])
+def test_lookahead_moves_the_end_of_causality_alone(mask):
+    q, k, segments = jnp.asarray(POSITIONS)[None], jnp.asarray(POSITIONS)[None], jnp.asarray(SEGMENTS)[None]
+    found = mask.allowed(q, k, segments, segments, lookahead=jnp.asarray(AHEAD)[None])
+    left = 7 if mask.window is None else mask.window[0]
+    for i in POSITIONS:
+        for j in POSITIONS:
+            same = not mask.segments or SEGMENTS[i] == SEGMENTS[j]
+            seen = j <= i + AHEAD[i] and same and (mask.window is None or j >= i - left)
+            assert bool(found[0, i, j]) == seen, (i, j)

@@ -51,6 +51,14 @@ CASES = {
         {"mask": MaskSpec(causal=True, chunk=4)},
         lambda b, t, s: s <= t and s // 4 == t // 4,
     ),
+    "lookahead": (
+        {"lookahead": np.array([0, 2, 1, 0, 1, 0])},
+        lambda b, t, s: s <= t + (0, 2, 1, 0, 1, 0)[t],
+    ),
+    "lookahead in a window": (
+        {"lookahead": np.array([0, 2, 1, 0, 1, 0]), "mask": sliding_window(3), "q_segment_ids": SEGMENTS},
+        lambda b, t, s: t - 2 <= s <= t + (0, 2, 1, 0, 1, 0)[t] and SEGMENTS[b, s] == SEGMENTS[b, t],
+    ),
     "segments": (
         {"q_segment_ids": SEGMENTS},
         lambda b, t, s: s <= t and SEGMENTS[b, s] == SEGMENTS[b, t],

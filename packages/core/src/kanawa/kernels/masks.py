@@ -34,7 +34,7 @@ class MaskSpec:
     `prefix=True` allows the prefix only. Combine with `&` and `|`.
 
     Attributes:
-        causal: key position <= query position.
+        causal: key position <= query position, or that many later ones as the operand `lookahead` says.
         window: (left, right): query - left <= key <= query + right; None leaves a side open. A
             sliding window of W tokens, the query included, is `causal=True, window=(W - 1, None)`.
         chunk: both positions lie in the same chunk of this many positions.
@@ -184,17 +184,20 @@ class MaskSpec:
         q_segments: jax.Array | None = None,
         kv_segments: jax.Array | None = None,
         prefix_lengths: jax.Array | None = None,
+        lookahead: jax.Array | None = None,
     ) -> jax.Array | None:
         """Returns which keys each query may attend to: bool [B, T, S], or None for all.
 
         Positions and segments: int [B, T] and [B, S], or [T] and [S] for every row.
-        prefix_lengths: int [B].
+        prefix_lengths: int [B]. lookahead: int [B, T] or [T].
         Raises MaskError where an operand that the mask needs is missing.
         """
         q, k = _rows(q_positions)[:, :, None], _rows(kv_positions)[:, None, :]
         q_ids = None if q_segments is None else _rows(q_segments)[:, :, None]
         k_ids = None if kv_segments is None else _rows(kv_segments)[:, None, :]
-        return self.visible(q, k, q_ids, k_ids, None if prefix_lengths is None else prefix_lengths[:, None, None])
+        prefix = None if prefix_lengths is None else prefix_lengths[:, None, None]
+        ahead = None if lookahead is None else _rows(lookahead)[:, :, None]
+        return self.visible(q, k, q_ids, k_ids, prefix, lookahead=ahead)
 
     def visible(
         self,
@@ -204,14 +207,15 @@ class MaskSpec:
         k_segments: jax.Array | None = None,
         prefix: Any = None,
         divide: Callable[[jax.Array, int], jax.Array] = operator.floordiv,
+        lookahead: jax.Array | None = None,
     ) -> jax.Array | None:
         """Returns which pairs are allowed, of positions, segments and prefix lengths that broadcast; None for all.
 
         `divide` is how positions are divided by a chunk's size, rounding down. Raises MaskError as `allowed` does.
         """
-        result = self._by_position(q, k, divide)
+        result = self._by_position(q, k, divide, lookahead)
         for group in self.any_of:
-            members = [member.visible(q, k, q_segments, k_segments, prefix, divide) for member in group]
+            members = [member.visible(q, k, q_segments, k_segments, prefix, divide, lookahead) for member in group]
             limits = [member for member in members if member is not None]
             # None allows everything, and so does a group with one such mask.
             if len(limits) == len(members):
@@ -225,10 +229,15 @@ class MaskSpec:
         return result
 
     def _by_position(
-        self, q: jax.Array, k: jax.Array, divide: Callable[[jax.Array, int], jax.Array]
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        divide: Callable[[jax.Array, int], jax.Array],
+        lookahead: jax.Array | None,
     ) -> jax.Array | None:
         """Returns the conjunction of the conditions on positions alone; None if there is none."""
-        result = (k <= q) if self.causal else None
+        end = q if lookahead is None else q + lookahead
+        result = (k <= end) if self.causal else None
         if self.window is not None:
             left, right = self.window
             if left is not None:

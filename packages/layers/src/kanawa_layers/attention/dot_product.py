@@ -81,7 +81,7 @@ class SoftmaxDotProduct(DotProduct):
             return self._attend(
                 q, keys, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
                 scale=cfg.scale, logit_cap=cfg.logit_cap,
-                q_positions=placed, kv_positions=placed, prefix_lengths=prefix,
+                q_positions=placed, kv_positions=placed, prefix_lengths=prefix, lookahead=sequences.lookahead,
                 q_segment_ids=query_segments(q, sequences, kv_segment_ids),
                 kv_segment_ids=sequences.segment_ids if kv_segment_ids is None else kv_segment_ids,
             )  # fmt: skip
@@ -96,7 +96,7 @@ class SoftmaxDotProduct(DotProduct):
             scale=cfg.scale, logit_cap=cfg.logit_cap, q_positions=None if last else positions,
             kv_positions=None if last or paged else key_positions(keys),
             kv_lengths=keys.kv_lengths if ends else None,
-            prefix_lengths=prefix, page_table=keys.page_table,
+            prefix_lengths=prefix, lookahead=sequences.lookahead, page_table=keys.page_table,
             query_starts=sequences.query_starts if paged else None,
             mode="decode" if q.shape[1] == 1 else "prefill",
         )  # fmt: skip
@@ -230,7 +230,7 @@ def _allowed(
     if keys.state is not None:
         check_mask_of_cache(keys, mask)
         kv_positions = key_positions(keys)
-        seen = mask.allowed(positions, kv_positions, prefix_lengths=prefix)
+        seen = mask.allowed(positions, kv_positions, prefix_lengths=prefix, lookahead=sequences.lookahead)
         if keys.kv_lengths is None or mask.causal and not mask.needs_prefix:
             return seen
         exists = kv_positions[:, None, :] < keys.kv_lengths[:, None, None]
@@ -240,4 +240,4 @@ def _allowed(
         mask = mask & MaskSpec(segments=True)
     kv_ids = q_ids if kv_segment_ids is None else kv_segment_ids
     kv_positions = positions if kv_segment_ids is None else jnp.arange(keys.k.shape[1], dtype=jnp.int32)[None]
-    return mask.allowed(positions, kv_positions, q_ids, kv_ids, prefix)
+    return mask.allowed(positions, kv_positions, q_ids, kv_ids, prefix, sequences.lookahead)

@@ -70,7 +70,9 @@ class DecoderLM(CausalLM, RepresentsText):
         """Returns the embeddings of tokens, or those of `sequences`, with those of any positions."""
         x = self.embedding(input_ids)
         if sequences.embeddings is not None and sequences.is_embedded is not None:
-            x = jnp.where(sequences.is_embedded[..., None], sequences.embeddings.astype(x.dtype), x)
+            # What comes after the embeddings is for the first layers.
+            own = sequences.embeddings[..., : x.shape[-1]].astype(x.dtype)
+            x = jnp.where(sequences.is_embedded[..., None], own, x)
         if self.positions is not None:
             x = x + self.positions(jnp.broadcast_to(sequences.token_positions(x.shape[1]), x.shape[:2]))
         return kn.constrain(x, ("batch", "length", "embed"))

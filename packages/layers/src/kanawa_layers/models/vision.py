@@ -1,5 +1,6 @@
 """The vision transformer: a tower from images to tokens, and the classifier on top of it."""
 
+import abc
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,38 @@ from kanawa_layers.basic.pooling import Pooling
 from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
 
 
-class VisionTransformer(kn.Module):
+class PictureTower(kn.Module):
+    """Images to tokens, of which `Config.num_prefix` come before those of the patches, rows of them one by one."""
+
+    class Config(kn.Module.Config):
+        input_dim: kn.Size = kn.FROM_PARENT
+
+        @property
+        def num_prefix(self) -> int:
+            """How many tokens come before those of the patches."""
+            return 0
+
+    @classmethod
+    @abc.abstractmethod
+    def image_shape(cls, cfg: Any) -> Mapping[str, tuple[int, ...]]:
+        """Returns {"images": (height, width, channels)} of a tower for images of one size; {} of others."""
+
+    @classmethod
+    @abc.abstractmethod
+    def patch_size(cls, cfg: Any) -> int:
+        """Returns the side of a patch in pixels."""
+
+    @abc.abstractmethod
+    def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B T E"]:
+        """Returns the last stream of all tokens."""
+
+    @kn.nowrap
+    @abc.abstractmethod
+    def flops_per_image(self, shape: tuple[int, ...]) -> float:
+        """Returns forward matmul FLOPs of an image [height, width, channels]."""
+
+
+class VisionTransformer(PictureTower):
     """Images to tokens (Dosovitskiy et al. 2020, arXiv:2010.11929): a class token, registers, then the patches.
 
     `num_registers` learned tokens, which no loss reads, take what a model would else store in patches that show little
@@ -35,8 +67,7 @@ class VisionTransformer(kn.Module):
     stack: Stack
     norm: Norm | None
 
-    class Config(kn.Module.Config):
-        input_dim: kn.Size = kn.FROM_PARENT
+    class Config(PictureTower.Config):
         pixels: PixelNorm.Config = PixelNorm.Config()
         patches: PatchEmbedding.Config = PatchEmbedding.Config()
         class_token: bool = True
@@ -51,6 +82,19 @@ class VisionTransformer(kn.Module):
         def num_prefix(self) -> int:
             """How many tokens come before those of the patches."""
             return self.class_token + self.num_registers
+
+    @classmethod
+    def image_shape(cls, cfg: Any) -> Mapping[str, tuple[int, ...]]:
+        """Returns that of square images where there is a learned position for each patch."""
+        if not isinstance(cfg.positions, LearnedPositions.Config):
+            return {}
+        side = math.isqrt(cfg.positions.max_length - cfg.class_token) * cfg.patches.patch_size
+        return {"images": (side, side, cfg.patches.num_channels)}
+
+    @classmethod
+    def patch_size(cls, cfg: Any) -> int:
+        """Returns that of the patches."""
+        return int(cfg.patches.patch_size)
 
     def setup(self) -> None:
         """Declares the parts, `class_token` [embed], zero, and `registers` [registers, embed]."""
@@ -93,12 +137,10 @@ class VisionTransformer(kn.Module):
         return float(self.patches.flops_per_token(tokens) * patches + self.stack.flops_per_token(tokens) * tokens)
 
 
-def image_shape(cfg: VisionTransformer.Config) -> Mapping[str, tuple[int, ...]]:
-    """Returns {"images": (side, side, channels)} of a tower with a learned position for each patch; {} of others."""
-    if not isinstance(cfg.positions, LearnedPositions.Config):
-        return {}
-    side = math.isqrt(cfg.positions.max_length - cfg.class_token) * cfg.patches.patch_size
-    return {"images": (side, side, cfg.patches.num_channels)}
+def image_shape(cfg: Any) -> Mapping[str, tuple[int, ...]]:
+    """Returns {"images": (height, width, channels)} of a tower's config for images of one size; {} of others."""
+    shape: Mapping[str, tuple[int, ...]] = cfg._target.image_shape(cfg)
+    return shape
 
 
 class ImageClassifier(Model):

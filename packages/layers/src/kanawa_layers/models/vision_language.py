@@ -1,63 +1,47 @@
 """A language model that reads pictures: a tower, a projector, and any decoder (LLaVA, Liu et al., arXiv:2304.08485)."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import kanawa as kn
+import numpy as np
 from jaxtyping import Array, Float, Int, Num
-from kanawa.contracts import Batch, CausalLM, ImageChatBatch, PictureTokens, ReadsPictures, Sequences
+from kanawa.contracts import Batch, CausalLM, ImageChatBatch, PictureTokens, ReadsPictures, SequenceMixer, Sequences
+from kanawa.errors import ModuleError
 
-from kanawa_layers.basic.linear import Linear, add_linear
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
+from kanawa_layers.attention.latent import LatentAttention
 from kanawa_layers.models.decoder import DecoderLM
-from kanawa_layers.models.vision import VisionTransformer, image_shape
-
-
-class PictureProjector(kn.Module):
-    """down(activation(up(x))): a tower's patches as embeddings of the language model (LLaVA 1.5, arXiv:2310.03744)."""
-
-    up: Linear
-    down: Linear
-
-    class Config(kn.Module.Config):
-        input_dim: kn.Size = kn.FROM_PARENT
-        output_dim: kn.Size = kn.FROM_PARENT
-        activation: Callable[..., Array] = jax.nn.gelu
-        up: Linear.Config = Linear.Config(bias=True)
-        down: Linear.Config = Linear.Config(bias=True)
-        foreign: kn.foreign.Names = kn.foreign.Names(children={"up": "linear_1", "down": "linear_2"})
-
-    def setup(self) -> None:
-        """Declares both projections."""
-        cfg = self.config
-        add_linear(self, "up", cfg.input_dim, cfg.output_dim, ("embed", "mlp"))
-        add_linear(self, "down", cfg.output_dim, cfg.output_dim, ("mlp", "embed"))
-
-    def forward(self, x: Float[Array, "N P E"]) -> Float[Array, "N P D"]:
-        """Returns the projected patches."""
-        return self.down(self.config.activation(self.up(x)))
+from kanawa_layers.models.projectors import Grid, PictureProjector, Projector
+from kanawa_layers.models.vision import PictureTower, image_shape
+from kanawa_layers.positions.of_pictures import grid_coordinates, rest_of_picture
 
 
 class VisionLanguageModel(CausalLM, ReadsPictures):
-    """A decoder in whose rows each `image_token_id` stands for one patch of the row's pictures, in order.
+    """A decoder in whose rows each `image_token_id` stands for one token of the row's pictures, in order.
 
-    The tower's patches, without its class token and registers, take the place of those tokens' embeddings. The
-    sizes `vocab_size` and `input_dim` are those of `language`.
+    What the projector makes of the tower's patches, without its class token and registers, takes the place of those
+    tokens' embeddings. The sizes `vocab_size` and `input_dim` are those of `language`. `mark_id` and `written`: see
+    `PictureTokens`. With `both_ways`, tokens see the rest of their own picture too. With `grid_coordinates`, tokens
+    have three positions (M-RoPE, Wang et al. 2024, arXiv:2409.12191): a picture's are those of its row and column.
     """
 
     batch = ImageChatBatch
 
-    tower: VisionTransformer
-    projector: PictureProjector
+    tower: PictureTower
+    projector: Projector
     language: DecoderLM
 
     class Config(CausalLM.Config, ReadsPictures.Config):
         image_token_id: kn.Count = kn.REQUIRED
+        mark_id: kn.Count | None = None
+        written: tuple[int | str, ...] = ()
+        both_ways: bool = False
+        grid_coordinates: bool = False
         tower_dim: kn.Size = kn.REQUIRED
-        tower: VisionTransformer.Config = kn.REQUIRED
-        projector: PictureProjector.Config = PictureProjector.Config()
+        tower: PictureTower.Config = kn.REQUIRED
+        projector: Projector.Config = PictureProjector.Config()
         language: DecoderLM.Config = kn.REQUIRED
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={"tower": "vision_tower", "projector": "multi_modal_projector", "language": "language_model"},
@@ -72,10 +56,24 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
                 for name in ("vocab_size", "input_dim")
                 if getattr(self, name) != getattr(self.language, name)
             ]
-            if self.image_token_id >= self.vocab_size:
-                problems.append(f"image_token_id is {self.image_token_id}, and ids end at {self.vocab_size - 1}")
+            ids = {"image_token_id": self.image_token_id, "mark_id": self.mark_id or 0}
+            ids |= {"written": max((part for part in self.written if isinstance(part, int)), default=0)}
+            last = self.vocab_size - 1
+            problems += [f"{name} is {token}, and ids end at {last}" for name, token in ids.items() if token > last]
+            if self.written and self.image_token_id not in self.written:
+                problems.append(f"written lacks image_token_id ({self.image_token_id}), so that pictures have no place")
             if not image_shape(self.tower):
                 problems.append("tower.positions aren't learned, so that pictures have no size; use LearnedPositions")
+            else:
+                problems += self.projector._target.grid_problems(self.projector, picture_grid(self.tower))
+            if self.both_ways:
+                mixers = {path: node for path, node in self.language.walk() if isinstance(node, SequenceMixer.Config)}
+                problems += [
+                    f"language.{path} is {type(node).__qualname__}, which can't show a token the rest of its picture "
+                    f"(both_ways); use GroupedQueryAttention"
+                    for path, node in mixers.items()
+                    if not isinstance(node, (GroupedQueryAttention.Config, LatentAttention.Config))
+                ]
             return problems
 
     @classmethod
@@ -86,10 +84,20 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
 
     @classmethod
     def picture_tokens(cls, cfg: "VisionLanguageModel.Config") -> PictureTokens:
-        """Returns the tokens of a picture, one a patch."""
-        shape = image_shape(cfg.tower)["images"]
-        patches = math.prod(shape[:2]) // cfg.tower.patches.patch_size**2
-        return PictureTokens(cfg.image_token_id, patches, shape)
+        """Returns the tokens of a picture of the tower's size."""
+        count = cfg.projector._target.num_tokens(cfg.projector, picture_grid(cfg.tower))
+        shape = tuple(image_shape(cfg.tower)["images"])
+        return PictureTokens(cfg.image_token_id, count, shape, cfg.mark_id, tuple(cfg.written), cfg.both_ways)
+
+    @classmethod
+    def picture_coordinates(cls, cfg: "VisionLanguageModel.Config", input_ids: np.ndarray) -> np.ndarray | None:
+        """Returns the three positions of each token; None without `grid_coordinates`."""
+        if not cfg.grid_coordinates:
+            return None
+        grid = cfg.projector._target.token_grid(cfg.projector, picture_grid(cfg.tower))
+        is_picture = np.asarray(input_ids)[None] == cfg.image_token_id
+        coordinates = grid_coordinates(is_picture, np.arange(len(input_ids), dtype=np.int32)[None], grid, np)
+        return np.asarray(coordinates[0], np.int32)
 
     def setup(self) -> None:
         """Declares tower, projector and language model."""
@@ -98,20 +106,33 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
         self.add_child("projector", cfg.projector, input_dim=cfg.tower_dim, output_dim=cfg.input_dim)
         self.add_child("language", cfg.language)
 
-    def encode_pictures(self, images: Num[Array, "N H W C"]) -> Float[Array, "N P E"]:
-        """Returns the embeddings of each picture's patches, for pixels 0 to 255 or normalised images."""
-        return self.projector(self.tower(images)[:, self.config.tower.num_prefix :])
+    def encode_pictures(self, images: Num[Array, "N H W C"]) -> Float[Array, "N P F"]:
+        """Returns the embeddings of each picture's tokens, for pixels 0 to 255 or normalised images."""
+        patches = self.tower(images)[:, self.config.tower.num_prefix :]
+        return self.projector(patches, picture_grid(self.config.tower, images.shape[1:3]))
 
     def _seeing(self, input_ids: Int[Array, "B T"], images: Num[Array, "B N H W C"], sequences: Sequences) -> Sequences:
-        """Returns `sequences` with the embeddings of the picture tokens."""
-        rows, count = images.shape[:2]
+        """Returns `sequences` with the embeddings of the picture tokens, and what they see."""
+        cfg, (rows, count) = self.config, images.shape[:2]
         patches = self.encode_pictures(images.reshape(rows * count, *images.shape[2:]))
         patches = patches.reshape(rows, -1, patches.shape[-1])
-        is_patch = input_ids == self.config.image_token_id
+        is_patch = input_ids == cfg.image_token_id
         place = jnp.clip(jnp.cumsum(is_patch, axis=1) - 1, 0, patches.shape[1] - 1)
-        return sequences._replace(
-            embeddings=jnp.take_along_axis(patches, place[..., None], axis=1), is_embedded=is_patch
-        )
+        embeddings = jnp.take_along_axis(patches, place[..., None], axis=1)
+        sequences = sequences._replace(embeddings=embeddings, is_embedded=is_patch)
+        if cfg.grid_coordinates:
+            grid = cfg.projector._target.token_grid(cfg.projector, picture_grid(cfg.tower, images.shape[2:4]))
+            positions = jnp.broadcast_to(sequences.token_positions(input_ids.shape[1]), input_ids.shape)
+            sequences = sequences._replace(coordinates=grid_coordinates(is_patch, positions, grid, jnp))
+        return self._looking_ahead(sequences)
+
+    def _looking_ahead(self, sequences: Sequences) -> Sequences:
+        """Returns `sequences` whose picture tokens see the rest of their picture, with `both_ways`."""
+        if not self.config.both_ways or sequences.is_embedded is None:
+            return sequences
+        seen = sequences.is_embedded
+        positions = jnp.broadcast_to(sequences.token_positions(seen.shape[1]), seen.shape)
+        return sequences._replace(lookahead=rest_of_picture(seen, positions))
 
     def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
         """Returns the language model's embeddings, and those of `sequences` where they are set."""
@@ -149,8 +170,14 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
         caches: Any,
         last: Int[Array, "*rows"] | None = None,
     ) -> tuple[Float[Array, "B some V"], Any]:
-        """Returns what the language model decodes; `sequences` bring the embeddings of pictures."""
-        return self.language.decode(input_ids, sequences, caches, last)
+        """Returns what the language model decodes; `sequences` bring the embeddings of pictures and coordinates.
+
+        With `both_ways` a picture's tokens come in one call. Raises ModuleError where coordinates are missing.
+        """
+        if self.config.grid_coordinates and sequences.is_embedded is not None and sequences.coordinates is None:
+            message = f"{self.path}: tokens of pictures need sequences.coordinates; see picture_coordinates"
+            raise ModuleError(message)
+        return self.language.decode(input_ids, self._looking_ahead(sequences), caches, last)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
@@ -169,6 +196,14 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
         if tokens is None or "images" not in shapes:
             return tokens
         count, *shape = shapes["images"]
-        patches = self.picture_tokens(self.config).num_tokens
-        one = self.tower.flops_per_image(tuple(shape)) + self.projector.flops_per_token(patches) * patches
-        return float(tokens + count * one)
+        grid = picture_grid(self.config.tower, (shape[0], shape[1]))
+        return float(
+            tokens + count * (self.tower.flops_per_image(tuple(shape)) + self.projector.flops_per_picture(grid))
+        )
+
+
+def picture_grid(tower: PictureTower.Config, size: tuple[int, ...] | None = None) -> Grid:
+    """Returns rows and columns of patches of pictures of `size` (height, width), by default the tower's own."""
+    height, width = image_shape(tower)["images"][:2] if size is None else size
+    side = tower._target.patch_size(tower)
+    return height // side, width // side

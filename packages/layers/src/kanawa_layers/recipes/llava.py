@@ -8,8 +8,9 @@ from kanawa.plugins import component
 
 from kanawa_layers.feedforward.activations import gelu_exact
 from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.models.projectors import PictureProjector
 from kanawa_layers.models.vision import VisionTransformer
-from kanawa_layers.models.vision_language import PictureProjector, VisionLanguageModel
+from kanawa_layers.models.vision_language import VisionLanguageModel
 from kanawa_layers.recipes.clip import image_tower
 from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect
 from kanawa_layers.recipes.llama import llama

@@ -16,7 +16,7 @@ from kanawa.kernels.bad_input import (
     values,
 )
 
-_POSITIONS = ("q_positions", "kv_positions")
+_POSITIONS = ("q_positions", "kv_positions", "lookahead")
 _IDS = ("q_segment_ids", "kv_segment_ids")
 _COUNTS = ("prefix_lengths", "kv_lengths", "page_table", "query_starts")
 
@@ -81,6 +81,7 @@ def _shapes(p: AttentionProblem, operands: dict[str, Any]) -> list[str]:
     expected = {
         "q_positions": queries,
         "kv_positions": keys,
+        "lookahead": queries,
         "q_segment_ids": queries,
         "kv_segment_ids": keys,
         "prefix_lengths": ((p.batch,),),

@@ -43,6 +43,7 @@ def attention(
     kv_segment_ids: jax.Array | None = None,
     prefix_lengths: jax.Array | None = None,
     kv_lengths: jax.Array | None = None,
+    lookahead: jax.Array | None = None,
     bias: jax.Array | None = None,
     sinks: jax.Array | None = None,
     alibi_slopes: jax.Array | None = None,
@@ -72,6 +73,7 @@ def attention(
             T = S.
         prefix_lengths: int [B], for a mask with a prefix.
         kv_lengths: int [B]; keys from there on don't exist.
+        lookahead: int [B, T] or [T]: causality shows a query so many positions after its own too. Default 0.
         bias: float, [B, H, T, S], any of them 1; differentiable.
         sinks: float [H]: logits that join the softmax without a value; differentiable.
         alibi_slopes: float [H]: slope * |query position - key position| is taken off the scores
@@ -89,7 +91,7 @@ def attention(
 
     Raises KernelError where arguments don't fit together, a value at hand breaks a rule, or no kernel applies.
     """
-    rows = {"q_positions": q_positions, "kv_positions": kv_positions}
+    rows = {"q_positions": q_positions, "kv_positions": kv_positions, "lookahead": lookahead}
     rows |= {"q_segment_ids": q_segment_ids, "kv_segment_ids": kv_segment_ids}
     operands: dict[str, Any] = {"q": q, "k": k, "v": v, **{name: _rows(x) for name, x in rows.items()}}
     operands |= {"prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths, "bias": bias, "sinks": sinks}
@@ -108,7 +110,7 @@ def attention(
         # Two words of whatever the key's implementation is, so that kernels need to know none.
         words = jax.random.bits(dropout_key, (2,), jnp.uint32)
         operands |= {"dropout_key": words, **dropout_ids(problem)}
-    return _attend(*_with_enough_key_heads(problem, operands))
+    return _attend(*_with_enough_key_heads(*_with_moved_queries(problem, operands)))
 
 
 def _attend(problem: AttentionProblem, operands: dict[str, Any]) -> jax.Array:
@@ -156,6 +158,7 @@ def _problem(
         has_q_positions="q_positions" in operands,
         has_kv_positions="kv_positions" in operands,
         has_kv_lengths="kv_lengths" in operands,
+        has_lookahead="lookahead" in operands,
         mode=mode,
         page_size=None if table is None else k.shape[1],
         kv_bits=table is not None and k.dtype == jnp.uint16,
@@ -166,6 +169,17 @@ def _problem(
 def _axes(problem: AttentionProblem) -> dict[str, Any]:
     axes: dict[str, Any] = dict(PAGED_AXES) if problem.paged else {}
     return {**axes, **RAGGED_AXES} if problem.ragged_sequences is not None else axes
+
+
+def _with_moved_queries(problem: AttentionProblem, operands: dict[str, Any]) -> tuple[AttentionProblem, dict[str, Any]]:
+    """Returns both, without `lookahead` where queries at later positions see the same: hardly a kernel takes it."""
+    only_causal = not problem.mask.uses - {"causal", "prefix", "segments"} and not problem.has_alibi
+    # Positions of a ragged row follow from its cuts, which the paged kernels read.
+    if not problem.has_lookahead or not only_causal or problem.ragged_sequences is not None:
+        return problem, operands
+    moved = q_positions(problem, operands) + operands["lookahead"]
+    rest = {name: x for name, x in operands.items() if name != "lookahead"}
+    return dataclasses.replace(problem, has_lookahead=False, has_q_positions=True), {**rest, "q_positions": moved}
 
 
 def _with_enough_key_heads(problem: AttentionProblem, operands: dict[str, Any]) -> tuple[AttentionProblem, Any]:

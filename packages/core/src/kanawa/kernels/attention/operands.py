@@ -37,6 +37,7 @@ def mask_array(problem: AttentionProblem, operands: Operands) -> jax.Array | Non
         operands.get("q_segment_ids"),
         operands.get("kv_segment_ids"),
         operands.get("prefix_lengths"),
+        operands.get("lookahead"),
     )
     # A cache has room behind its last key, with whatever was there before: it must not be seen.
     if problem.has_kv_lengths and not _causal_hides_missing_keys(problem):
@@ -48,5 +49,5 @@ def mask_array(problem: AttentionProblem, operands: Operands) -> jax.Array | Non
 
 def _causal_hides_missing_keys(problem: AttentionProblem) -> bool:
     """True where queries are their row's last, so that causality hides what comes after."""
-    implied = not (problem.has_q_positions or problem.has_kv_positions)
+    implied = not (problem.has_q_positions or problem.has_kv_positions or problem.has_lookahead)
     return implied and problem.mask.causal and not problem.mask.prefix

@@ -23,6 +23,7 @@ ATTENTION = Operation(
         "v": ("batch", None, "heads", None),
         "q_positions": ("batch", "length"),
         "kv_positions": ("batch", None),
+        "lookahead": ("batch", "length"),
         "q_segment_ids": ("batch", "length"),
         "kv_segment_ids": ("batch", None),
         "prefix_lengths": ("batch",),
@@ -67,6 +68,7 @@ class AttentionProblem(Problem):
         dropout_rate: the share of attention weights that is dropped, the others growing by 1 / (1 - rate)
             (`attention.dropout` says which).
         has_q_positions, has_kv_positions: explicit operands; otherwise positions are 0, 1, 2, …
+        has_lookahead: each query has a number of later positions that causality shows it too.
         has_kv_lengths: keys from row b's kv_lengths[b] on don't exist, and queries without explicit
             positions are the row's last ones: query t sits at kv_lengths[b] - q_length + t.
         mode: "prefill" and "decode" are never differentiated.
@@ -94,6 +96,7 @@ class AttentionProblem(Problem):
     has_q_positions: bool = False
     has_kv_positions: bool = False
     has_kv_lengths: bool = False
+    has_lookahead: bool = False
     mode: Mode = "train"
     page_size: int | None = None
     kv_bits: bool = False
@@ -106,8 +109,13 @@ class AttentionProblem(Problem):
 
     @property
     def extras(self) -> frozenset[str]:
-        """What a kernel has to say that it takes (`Kernel.takes`): "alibi", "dropout", "pages of bits"."""
-        named = (("alibi", self.has_alibi), ("dropout", self.dropout_rate > 0), ("pages of bits", self.kv_bits))
+        """What a kernel has to say that it takes (`Kernel.takes`): "alibi", "dropout", "lookahead", "pages of bits"."""
+        named = (
+            ("alibi", self.has_alibi),
+            ("dropout", self.dropout_rate > 0),
+            ("lookahead", self.has_lookahead),
+            ("pages of bits", self.kv_bits),
+        )
         return frozenset(name for name, here in named if here)
 
     @property
@@ -211,7 +219,7 @@ class AttentionProblem(Problem):
             parts.append("bits")
         if self.ragged_sequences is not None:
             parts.append(f"ragged({self.ragged_sequences})")
-        flags = ("sinks", "alibi", "q_positions", "kv_positions", "kv_lengths")
+        flags = ("sinks", "alibi", "q_positions", "kv_positions", "kv_lengths", "lookahead")
         parts += [flag for flag in flags if getattr(self, f"has_{flag}")]
         return " ".join(parts)
 

@@ -24,7 +24,7 @@ class ReferenceAttention(UniversalKernel):
     name: ClassVar[str] = "attention.any.reference"
     operation: ClassVar[str] = "attention"
     autodiff: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout", "pages of bits"})
+    takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout", "lookahead", "pages of bits"})
 
     def apply(self, problem: AttentionProblem, operands: Operands) -> jax.Array:
         """Returns out [B, T, H, Dv] in the dtype of v. A row that may attend to nothing is zero."""

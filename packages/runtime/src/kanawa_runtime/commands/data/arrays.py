@@ -21,6 +21,14 @@ def holds_tokens(source: DataSource) -> bool:
     return is_text and "decoder_input_ids" not in source.fields
 
 
+def pictures_of(source: DataSource, index: int) -> list[np.ndarray]:
+    """Returns the pictures among a row's tokens, uint8 [height, width, channels], in order; what is empty isn't one."""
+    if not any(field is not None and len(field.shape) == 4 for field in source.fields.values()):
+        return []
+    arrays = [array for array in source.row(index).values() if array.ndim == 4 and array.dtype == np.uint8]
+    return [picture for array in arrays for picture in array if picture.any()]
+
+
 def inspect_arrays(
     source: DataSource, rows: Sequence[int], sample: int, *, experiment: str, as_json: bool, coloured: bool
 ) -> int:

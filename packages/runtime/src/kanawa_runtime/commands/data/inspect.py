@@ -10,7 +10,7 @@ from kanawa.cli.output import write, write_json
 from kanawa.contracts import DataSource
 from kanawa.errors import UsageError
 
-from kanawa_runtime.commands.data.arrays import holds_tokens, inspect_arrays
+from kanawa_runtime.commands.data.arrays import blocks, holds_tokens, inspect_arrays, pictures_of
 from kanawa_runtime.data.inspection import Figures, Part, Row, figures, histogram, inspected_row
 from kanawa_runtime.process import prepare_process
 
@@ -36,10 +36,15 @@ def inspect(args: argparse.Namespace) -> int:
     rows = [inspected_row(source, index) for index in wanted]
     found = figures(source, args.sample)
     if args.json:
-        write_json({"experiment": args.experiment, "rows": [_as_json(row) for row in rows], **_keyed(found)})
+        body = [{**_as_json(row), "pictures": len(pictures_of(source, row.index))} for row in rows]
+        write_json({"experiment": args.experiment, "rows": body, **_keyed(found)})
         return 0
     for row in rows:
         _write_row(row, coloured=coloured)
+        for number, picture in enumerate(pictures_of(source, row.index), 1):
+            write(f"picture {number}, {' x '.join(map(str, picture.shape[:2]))} pixels")
+            write("\n".join(blocks(picture, coloured=coloured)))
+            write()
     _write_figures(found, source)
     return 0
 

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 from kanawa.config import Size
+from kanawa.contracts import PictureTokens
 from kanawa.errors import UsageError
 
 from kanawa_runtime.data.chats.answers import Answers
+from kanawa_runtime.data.chats.picture_text import PictureText
 from kanawa_runtime.data.chats.source import ChatSource
 from kanawa_runtime.data.errors import CorpusError
 from kanawa_runtime.data.images.decode import PICTURES, PictureError, decoded
@@ -30,7 +32,8 @@ class PictureChats(MediaFiles, PicturesInRows):
 
     Such a part is {"type": "image", "path": …}, or {"type": "image_url", "image_url": {"url": …}}: a path relative to
     the file, or a data URL. Records of LLaVA's form have `image` (or `images`) and `conversations`, in which the
-    picture token's text stands for each.
+    text of the model's mark stands for each. A template that takes contents as parts gets them, and writes the mark
+    itself; in the text of others it stands where the part was.
     """
 
     class Config(MediaFiles.Config, PicturesInRows.Config):
@@ -88,23 +91,27 @@ class PictureChats(MediaFiles, PicturesInRows):
         return self._chats.tokenizer
 
     @functools.cached_property
-    def _mark(self) -> str:
-        """The text of the picture token; raises UsageError where the tokenizer has none."""
-        token, names = self.config.image_token_id, self.tokenizer.special_names
-        if token not in names:
-            message = (
-                f"the model's picture token is {token}, and {self.config.tokenizer_file} has no special token of this "
-                f"id; its special tokens are {', '.join(f'{i} {name}' for i, name in names.items()) or 'none'}"
-            )
-            raise UsageError(message)
-        return str(names[token])
+    def _text(self) -> PictureText:
+        """How pictures are written; raises UsageError where the tokenizer lacks one of the model's tokens."""
+        cfg, names = self.config, self.tokenizer.special_names
+        ids = (cfg.image_token_id, cfg.mark_id, *cfg.written)
+        for token in ids:
+            if isinstance(token, int) and token not in names:
+                message = (
+                    f"the model writes token {token} for a picture, and {cfg.tokenizer_file} has no special token of "
+                    f"this id; its special tokens are {', '.join(f'{i} {name}' for i, name in names.items()) or 'none'}"
+                )
+                raise UsageError(message)
+        shape = (cfg.height, cfg.width, cfg.channels)
+        tokens = PictureTokens(cfg.image_token_id, cfg.tokens_per_picture, shape, cfg.mark_id, tuple(cfg.written))
+        return PictureText(tokens, self._chats.template, self.tokenizer)
 
     def pictured(self, number: int) -> PicturedText:
         """Returns a conversation; raises PictureError for one that can't be learned from."""
         item = self.split_items[number]
         found: list[str] = []
         try:
-            example = self._chats.example_of(_with_marks(json.loads(item.text), self._mark, found))
+            example = self._chats.example_of(_with_marks(json.loads(item.text), self._text.mark, found), self._text)
             pictures = [self._picture(where, item.address) for where in found]
         except RecordError as error:
             raise PictureError(str(error)) from error

@@ -12,6 +12,7 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.data.chats.answers import Answers, learned_text
 from kanawa_runtime.data.chats.messages import TextPair, conversation_of
+from kanawa_runtime.data.chats.picture_text import PictureText
 from kanawa_runtime.data.chats.template import ChatTemplate, template_of, turns
 from kanawa_runtime.data.chats.template_process import MarkedText, TemplateError
 from kanawa_runtime.data.encoded import Example
@@ -117,16 +118,24 @@ class ChatSource(RecordSource):
         """The template's digest."""
         return (hashlib.sha256(self.template.source.encode()).hexdigest(),)
 
-    def example_of(self, fields: Mapping[str, Any]) -> Example:
-        """Returns the tokens of a record and which of them are learned; raises RecordError."""
+    def example_of(self, fields: Mapping[str, Any], pictures: PictureText | None = None) -> Example:
+        """Returns the tokens of a record and which of them are learned; raises RecordError.
+
+        `pictures` writes those that stand in the messages as its marks.
+        """
         asked = conversation_of(fields)
         if isinstance(asked, TextPair):
+            if pictures is not None:
+                marked = tuple(pictures.written_out(MarkedText(text, ())).text for text in asked)
+                asked = TextPair(*marked)
             return self._joined(asked)
         self._check_template()
+        if pictures is not None:
+            asked = asked._replace(messages=pictures.for_template(asked.messages))
         learned = learned_text(
             self.template, asked, answers=self.config.answers, stops=self._stops, day=self.config.day
         )
-        ids, weights = self._encoded(learned)
+        ids, weights = self._encoded(learned if pictures is None else pictures.written_out(learned))
         return self._checked(ids, weights, "messages")
 
     def _joined(self, pair: TextPair) -> Example:

@@ -31,9 +31,11 @@ class PicturesInRows(Pictures, TokenizedRows):
     unit = "tokens"
 
     class Config(Pictures.Config, TokenizedRows.Config):
-        #: These two, and the size of pictures, are the model's.
+        #: These, and the size of pictures, are the model's: see `PictureTokens`.
         image_token_id: Count = REQUIRED
         tokens_per_picture: Size = REQUIRED
+        mark_id: Count | None = None
+        written: tuple[int | str, ...] = ()
         #: Each row has room for as many.
         most_pictures: Size = 1
 
@@ -43,6 +45,7 @@ class PicturesInRows(Pictures, TokenizedRows):
                 read = model._target.picture_tokens(model)
                 height, width, channels = read.shape
                 self.set(image_token_id=read.token_id, tokens_per_picture=read.num_tokens)
+                self.set(mark_id=read.mark_id, written=read.written)
                 self.set(height=height, width=width, channels=channels)
 
     @abc.abstractmethod
