@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
+import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
 from kanawa.arrays.plan import current_plan
@@ -347,11 +348,19 @@ class RepresentsText(Module, abstract=True):
 
 
 class PictureTokens(NamedTuple):
-    """How a model reads a picture of `shape` (height, width, channels): as `num_tokens` tokens `token_id` in a row."""
+    """How a model reads a picture of `shape` (height, width, channels): as `num_tokens` tokens `token_id` in a row.
+
+    A chat template writes `mark_id` for a picture, None: `token_id`. What a text has in its place is `written`: texts,
+    and ids by the names that the tokenizer has for them; `token_id` among them stands for all tokens of the picture.
+    () is the token alone. With `both_ways` the tokens of a picture see each other in both directions.
+    """
 
     token_id: int
     num_tokens: int
     shape: tuple[int, ...]
+    mark_id: int | None = None
+    written: tuple[int | str, ...] = ()
+    both_ways: bool = False
 
 
 class ReadsPictures(Module, abstract=True):
@@ -361,13 +370,26 @@ class ReadsPictures(Module, abstract=True):
         pass
 
     @abc.abstractmethod
-    def encode_pictures(self, images: Num[Array, "N H W C"]) -> Float[Array, "N P E"]:
-        """Returns the embeddings of each picture's tokens; integers are pixels, 0 to 255."""
+    def encode_pictures(self, images: Num[Array, "N H W C"]) -> Float[Array, "N P F"]:
+        """Returns what `Sequences.embeddings` are of each picture's tokens; integers are pixels, 0 to 255.
+
+        The features F are the model's own: its width, or more where later layers read some of them too.
+        """
 
     @classmethod
     @abc.abstractmethod
     def picture_tokens(cls, cfg: Any) -> PictureTokens:
         """Returns how a model with this config reads a picture."""
+
+    @classmethod
+    def picture_coordinates(cls, cfg: Any, input_ids: np.ndarray) -> np.ndarray | None:
+        """Returns `Sequences.coordinates` of a whole prompt [T] with its pictures' tokens, int32 [T, streams].
+
+        Tokens after the prompt have the largest and one more in all streams, and so on. None where a model has none:
+        its tokens are at 0, 1, 2, …
+        """
+        del cfg, input_ids
+        return None
 
 
 class MaskedLM(Model):
