@@ -14,6 +14,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from kanawa_runtime.serve.engine.page_pool import PagePool, page_digest
+from kanawa_runtime.serve.engine.picture import content_between
 from kanawa_runtime.serve.engine.rows import GENERATED, LENGTH, NUM_TOKENS, PAGES, SLOT
 from kanawa_runtime.serve.engine.sequence import Sequence
 from kanawa_runtime.serve.engine.shapes import Shapes, smallest_holding
@@ -364,7 +365,9 @@ class Scheduler:
         size, digests = self.page_size, sequence.digests
         for index in range(len(digests), tokens // size):
             before = digests[-1] if digests else sequence.root
-            digests.append(page_digest(before, sequence.tokens[index * size : (index + 1) * size]))
+            first, last = index * size, (index + 1) * size
+            content = content_between(sequence.pictures, first, last) if sequence.pictures else b""
+            digests.append(page_digest(before, sequence.tokens[first:last], content))
 
 
 def packed_rows(rows: list[tuple[Sequence, int]], shapes: Shapes, table: np.ndarray) -> tuple[np.ndarray, int]:
