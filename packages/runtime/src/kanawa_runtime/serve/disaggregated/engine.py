@@ -106,7 +106,8 @@ logger = logging.getLogger(__name__)
 class DecodeEngine:
     """Implements `request.Engine`. A prompt that the other engine doesn't prefill is prefilled here: none is lost.
 
-    `at_once` prompts are transferred at a time. Requests with a grammar or pictures are prefilled here: neither travels.
+    `at_once` prompts are transferred at a time. Requests with a grammar or pictures are prefilled here, as these
+    don't travel.
     """
 
     def __init__(self, engine: LLMEngine, connector: TcpConnector, *, at_once: int = 8) -> None:

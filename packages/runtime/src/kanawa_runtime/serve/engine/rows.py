@@ -27,7 +27,8 @@ class Rows(NamedTuple):
 
     `num_tokens` is how many tokens a row feeds (prefill), or may gain at most (decode); 0 for no sequence.
     `generated` counts its new tokens so far. `has_tables` says that its slot has penalties or biases, `adapter` is its
-    LoRA slot, `shift` the difference between its new tokens' coordinates and places. `uniform` is the random number that draws its next token.
+    LoRA slot, `shift` the difference between its new tokens' coordinates and places. `uniform` is the random number
+    that draws its next token.
     """
 
     slot: Int[Array, " B"]
