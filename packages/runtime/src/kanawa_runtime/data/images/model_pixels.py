@@ -1,6 +1,7 @@
 """A picture file's bytes as the pixels that a model reads."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,10 @@ def pixels_of(data: bytes, shape: Sequence[int], max_pixels: int, *, limit: str 
 
     More than `max_pixels` are refused before any is decoded, and called more than `limit`.
     """
+    return fitted_pixels(decoded(data, shape[2], max_pixels, limit=limit), shape)
+
+
+def fitted_pixels(picture: Any, shape: Sequence[int]) -> np.ndarray:
+    """Returns the same of a picture of Pillow's."""
     height, width, channels = shape
-    picture = fitted(decoded(data, channels, max_pixels, limit=limit), Extent(height, width))
-    return np.array(picture).reshape(height, width, channels)
+    return np.array(fitted(picture, Extent(height, width))).reshape(height, width, channels)
