@@ -157,7 +157,7 @@ def test_every_interface_gives_the_same_answer(serving, folder, capsys):
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNGS[name]}}
     blocks = [{"role": "user", "content": [block, {"type": "text", "text": "What is it?"}]}]
     with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as client:
-        message = client.messages.create(model="sees", messages=blocks, temperature=0, max_tokens=8)
+        message = client.messages.create(model="sees", messages=blocks, max_tokens=8, extra_body={"temperature": 0})
     file, text = str(folder.parent / f"{name}.png"), chat.choices[0].message.content
     assert response.output_text == message.content[0].text == text
     opened = kn.open(folder)

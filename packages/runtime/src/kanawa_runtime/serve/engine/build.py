@@ -12,7 +12,7 @@ from kanawa_runtime.serve.engine.core import EngineCore
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.page_transfer import PageTransfer
 from kanawa_runtime.serve.engine.paged_model import paged_model
-from kanawa_runtime.serve.engine.picture_tower import picture_tower
+from kanawa_runtime.serve.engine.picture_tower import picture_tower, with_whole_pictures
 from kanawa_runtime.serve.engine.programs import Programs, decoding_environment, prefers_outputs_first
 from kanawa_runtime.serve.engine.request import RequestError
 from kanawa_runtime.serve.engine.scheduler import Scheduler
@@ -35,6 +35,7 @@ def build_core(
 ) -> EngineCore:
     """Returns the core without parameters; raises UsageError where config, model and draft don't fit."""
     max_length = _max_length(model, config, trained_length)
+    config = with_whole_pictures(config, model)
     adapters = AdapterSlots(model, config.adapter_slots, config.adapter_rank) if config.adapter_slots else None
     programs = _programs(model if adapters is None else adapters.model, config, environment, max_length, known)
     paged, shapes = programs.paged, programs.shapes
@@ -70,6 +71,7 @@ def build_core(
         has_pages=paged.has_pages,
         guess=None if speculator is None else speculator.guess,
         in_tiles=shapes.in_tiles,
+        whole_pictures=tower is not None and tower.tokens.both_ways,
         short_budget=(
             shapes.prefill_rows[0] * shapes.prefill_sizes[0] if shapes.in_tiles else config.max_batched_tokens // 4
         ),

@@ -59,6 +59,14 @@ def placed_pictures(
     )
 
 
+def end_of_chunk(pictures: Sequence[PlacedPicture], start: int, stop: int) -> int:
+    """Returns where a chunk from `start` on ends, near `stop`, so that no picture that begins in it is cut."""
+    for placed in pictures:
+        if placed.start < stop < placed.stop:
+            return placed.start if placed.start > start else placed.stop
+    return stop
+
+
 def content_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> bytes:
     """Returns what tells tokens `start` to `stop` apart besides their ids: the pictures among them, and which part."""
     return b"".join(

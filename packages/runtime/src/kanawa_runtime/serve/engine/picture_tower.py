@@ -182,18 +182,31 @@ class PictureTower:
         return pool.at[at].set(features.astype(pool.dtype), mode="drop")
 
 
+def with_whole_pictures(config: EngineConfig, model: CausalLM) -> EngineConfig:
+    """Returns the config with chunks that hold a picture, for a model whose pictures' tokens see each other both ways.
+
+    Chunks are then computed one after the other: what a picture sees of itself is in the same row.
+    """
+    tokens = type(model).picture_tokens(model.config) if isinstance(model, ReadsPictures) else None
+    if tokens is None or not tokens.both_ways:
+        return config
+    size = config.page_size
+    least = -(-tokens.num_tokens // size) * size
+    sizes = None if config.prefill_sizes is None else (*config.prefill_sizes, least)
+    return config.clone().set(
+        prefill_rows=(1,),
+        prefill_sizes=sizes,
+        prefill_tokens=max(config.prefill_tokens, least),
+        max_batched_tokens=max(config.max_batched_tokens, config.max_sequences + least),
+    )
+
+
 def picture_tower(programs: Programs, model: CausalLM, config: EngineConfig) -> PictureTower | None:
-    """Returns the tower of a model that reads pictures, None for others; raises UsageError for one not served yet."""
+    """Returns the tower of a model that reads pictures, None for others."""
     if not isinstance(model, ReadsPictures):
         return None
     kind = type(model)
     tokens = kind.picture_tokens(model.config)
-    if tokens.both_ways:
-        message = (
-            f"{kind.__name__} can't be served with pictures: their tokens see each other in both directions, and a "
-            "prompt is computed in chunks, of which an earlier one can't see a later one"
-        )
-        raise UsageError(message)
     return PictureTower(programs, config, kind, tokens)
 
 
