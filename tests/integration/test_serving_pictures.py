@@ -8,6 +8,9 @@ import kanawa as kn
 import numpy as np
 import pytest
 from asking import ids_of, outputs_of
+from kanawa.contracts import Sequences
+from kanawa_layers.models.vision_language import VisionLanguageModel
+from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.clip import image_tower
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.llava import earlier_tower, llava
@@ -15,6 +18,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.picture import Picture
 from kanawa_runtime.serve.engine.request import Request, RequestError, SamplingParams
+from kanawa_runtime.serve.generate import Generator, SamplingConfig
 
 VOCAB, MARK, PATCHES = 64, 63, 9
 SIZES = {
@@ -193,3 +197,74 @@ def test_pictures_that_do_not_fit_the_prompt(engine, ids, count, shape, says):
     with pytest.raises(RequestError, match=says) as caught:
         engine.submit(Request(id="bad", prompt_ids=ids, pictures=seen), print)
     assert caught.value.field == "pictures"
+
+
+class Turned(VisionLanguageModel):
+    """Its tokens have three coordinates, as M-RoPE's: time, row and column."""
+
+    class Config(VisionLanguageModel.Config):
+        pass
+
+    @classmethod
+    def picture_coordinates(cls, cfg, input_ids):
+        side, at, made = 3, 0, []
+        patches = np.stack(np.unravel_index(np.arange(PATCHES), (1, side, side)), axis=1)
+        place = 0
+        while place < len(input_ids):
+            one = patches if input_ids[place] == cfg.image_token_id else np.zeros((1, 3), int)
+            made.append(one + at)
+            at, place = at + one.max() + 1, place + len(one)
+        return np.concatenate(made).astype(np.int32)
+
+    def predict_at(self, input_ids, images, coordinates):
+        sequences = self._seeing(input_ids, images, Sequences(coordinates=coordinates))
+        x, _ = self.language.stack(self.embed(input_ids, sequences), sequences)
+        return self.logits(x)
+
+
+def test_coordinates_of_pictures_reach_every_step(model):
+    """Chunks, preempted sequences and decoding have them; so does the generator of `kanawa generate`."""
+    built, params = model
+    fields = {name: getattr(built.config, name).clone() for name in ("tower", "projector", "language")}
+    kn.replace(fields["language"], target=Rotary, edit=lambda node: node.set(sections=(1, 1, 2)))
+    sizes = {"vocab_size": VOCAB, "input_dim": 32, "tower_dim": 16, "image_token_id": MARK}
+    turned = Turned.Config(**sizes, **fields).build()
+    predict = jax.jit(kn.functional(turned, "predict_at"))
+    rng, seen = np.random.default_rng(2), pictures(4, seed=6)
+    requests = []
+    for number in range(8):
+        words = [rng.integers(1, 62, rng.integers(1, 12)).tolist() for _ in range(3)]
+        own = (seen[number % 4], seen[(number + 1) % 4])[: number % 3]
+        ids = prompt(words[0], *(part for one in words[1 : 1 + len(own)] for part in (None, one)))
+        sampling = SamplingParams(max_tokens=9, temperature=0.0)
+        requests.append(Request(id=str(number), prompt_ids=ids, pictures=own, sampling=sampling))
+    with LLMEngine(turned, params, config=EngineConfig(**{**SIZES, "num_pages": 26})) as engine:
+        given = answers(engine, requests)
+        assert engine.stats()["num_preemptions"] > 0
+    for request in requests[1:5]:
+        ids = list(request.prompt_ids)
+        images = [one.pixels for one in request.pictures] or [np.zeros((12, 12, 3), np.uint8)]
+        for token in given[request.id]:
+            coordinates = np.zeros((1, 96, 3), np.int32)
+            coordinates[0, : len(ids)] = Turned.picture_coordinates(turned.config, np.asarray(ids))
+            padded = np.zeros((1, 96), np.int32)
+            padded[0, : len(ids)] = ids
+            logits, _ = predict(params, {}, padded, np.stack(images)[None], coordinates)
+            assert int(jnp.argmax(logits[0, len(ids) - 1])) == token, request.id
+            ids.append(token)
+    plain = answers_of_plain(model, requests[2])
+    assert given["2"] != plain
+    generator = Generator(turned, params)
+    two = [requests[1], requests[2]]
+    greedy = SamplingConfig(temperature=0.0)
+    prompts, shown = [list(r.prompt_ids) for r in two], [list(r.pictures) for r in two]
+    *_, last = generator.stream(prompts, 9, greedy, every=9, pictures=shown)
+    assert [one.token_ids for one in last] == [given["1"], given["2"]]
+
+
+def answers_of_plain(model, request):
+    """Returns the tokens of the same model without coordinates."""
+    *_, (one,) = Generator(*model).stream(
+        [list(request.prompt_ids)], 9, SamplingConfig(temperature=0.0), every=9, pictures=[list(request.pictures)]
+    )
+    return one.token_ids
