@@ -8,7 +8,8 @@ import kanawa as kn
 import numpy as np
 import pytest
 from asking import ids_of, outputs_of
-from kanawa.contracts import Sequences
+from kanawa.contracts import Sequences, StoredAdapter
+from kanawa.errors import UsageError
 from kanawa_layers.models.vision_language import VisionLanguageModel
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.clip import image_tower
@@ -220,6 +221,23 @@ class Turned(VisionLanguageModel):
         sequences = self._seeing(input_ids, images, Sequences(coordinates=coordinates))
         x, _ = self.language.stack(self.embed(input_ids, sequences), sequences)
         return self.logits(x)
+
+
+def test_adapters_of_what_pictures_pass_through_are_refused(model):
+    """Features of a picture are shared by all requests, those with another adapter too."""
+    built, params = model
+    sizes = {**SIZES, "adapter_slots": 1, "adapter_rank": 2}
+    engine = LLMEngine(built, params, config=EngineConfig(**sizes))
+    rng = np.random.default_rng(0)
+
+    def adapter(path, width, heads):
+        a, b = rng.normal(size=(2, width, 2)), rng.normal(size=(2, 2, *heads))
+        return StoredAdapter(factors={path: (a.astype(np.float32), b.astype(np.float32))})
+
+    with pytest.raises(UsageError, match="changes tower.stack.layer.attention.query.*one for all adapters"):
+        engine.add_adapter("sees", adapter("tower.stack.layer.attention.query", 16, (2, 8)))
+    engine.add_adapter("speaks", adapter("language.stack.layer.attention.query", 32, (4, 8)))
+    assert engine.adapters == ("speaks",)
 
 
 def test_coordinates_of_pictures_reach_every_step(model):

@@ -56,6 +56,8 @@ def build_core(
     if draft is not None and tower is not None:
         message = "a draft model sees no pictures, which this model reads; serve it without --draft"
         raise UsageError(message)
+    if adapters is not None and tower is not None:
+        adapters.share(tower.reads(adapters.model))
     if config.prefix_cache and paged.has_slots:
         logger.info("prefixes aren't reused: the model has states of whole sequences, which pages don't hold")
     scheduler = Scheduler(

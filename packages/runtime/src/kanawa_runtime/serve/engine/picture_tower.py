@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 from jaxtyping import Array, Int, UInt8
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import CausalLM, PictureTokens, Program, ReadsPictures
 from kanawa.errors import UsageError
+from kanawa.module import param_specs
 
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.picture import Picture, PlacedPicture, placed_pictures
@@ -47,6 +49,18 @@ class PictureTower:
         self.count = 0
         self.pool: Any = None
         self.queries = self.hits = self.encoded = 0
+
+    def reads(self, model: CausalLM) -> list[str]:
+        """Returns the paths of the parameters that pictures pass through, as they are trained."""
+        specs = flatten_paths(param_specs(model))
+        params = unflatten_paths({path: spec.abstract() for path, spec in specs.items()})
+        pixels = jax.ShapeDtypeStruct((1, *self.tokens.shape), jnp.uint8)
+        encode: Any = kn.functional(model, "encode_pictures")
+        traced: Any = jax.make_jaxpr(encode)(params, {}, pixels).jaxpr
+        used = {id(variable) for equation in traced.eqns for variable in equation.invars}
+        # In the order of JAX's leaves.
+        paths: list[str] = jax.tree.leaves(unflatten_paths({path: path for path in specs}))
+        return [path for path, variable in zip(paths, traced.invars, strict=False) if id(variable) in used]
 
     def stats(self) -> Mapping[str, float]:
         """Returns how many pictures prompts had that were computed, those that were in the pool, and those encoded."""
