@@ -1,15 +1,12 @@
 """`kanawa serve` and `kanawa chat` as processes, on runs and on folders of another library, with the real engine."""
 
 import json
-import os
 import pathlib
 import signal
 import socket
 import subprocess
-import sys
 import time
 
-import httpx2
 import jax
 import kanawa as kn
 import openai
@@ -21,16 +18,11 @@ from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.serve.generate import Generator, SamplingConfig
-from xla_options import xla_flags
+from served_folder import KANAWA, SECONDS, Serving, environment
 
 # A shell that runs tests in the background ignores SIGINT, and every process started from here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-KANAWA = str(pathlib.Path(sys.executable).with_name("kanawa"))
 TEXT = [path.read_bytes() for path in sorted(pathlib.Path(json.__file__).parent.glob("*.py"))]
-#: As few programs as there can be: compiling them is what a test would wait for.
-SMALL = ["max_length=128", "max_sequences=4", "prefill_tokens=32", "prefill_sizes=[32]", "batch_sizes=[4]"]
-SMALL += ["page_widths=[8]"]
-SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -43,48 +35,6 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "small"
     RunStore().save(folder, StoredModel(config, params, {}, tokenizer.folder_files(), {}))
     return folder
-
-
-def environment(**more):
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), **more}
-
-
-class Serving:
-    """A server's process; ready once it said so."""
-
-    def __init__(self, folder, *options, **variables):
-        sizes = [word for text in SMALL for word in ("--set", f"engine.{text}")]
-        command = [KANAWA, "serve", str(folder), "--port", "0", "--json", *sizes, *options]
-        self.process = subprocess.Popen(
-            command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        line = self.process.stdout.readline()
-        assert line, self.process.communicate()[1]
-        self.said = json.loads(line)
-        self.http = httpx2.Client(base_url=self.said["url"], timeout=SECONDS)
-
-    def complete(self, **body):
-        answer = self.http.post("/v1/completions", json={"temperature": 0, **body})
-        assert answer.status_code == 200, answer.text
-        return answer.json()["choices"]
-
-    def number(self, name):
-        """Returns a metric's value."""
-        lines = [line for line in self.http.get("/metrics").text.splitlines() if line.startswith(f"{name}{{")]
-        return sum(float(line.split()[-1]) for line in lines)
-
-    def status(self):
-        """Returns what the server says of itself; None where it listens no more."""
-        try:
-            return self.http.get("/health").json()["status"]
-        except httpx2.ConnectError:
-            return None
-
-    def end(self, number=signal.SIGTERM):
-        """Returns the exit code, and what it complained of."""
-        self.http.close()
-        self.process.send_signal(number)
-        return self.process.wait(SECONDS), self.process.communicate()[1]
 
 
 @pytest.fixture(scope="module")

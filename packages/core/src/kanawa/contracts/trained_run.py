@@ -110,22 +110,38 @@ class TrainedRun(abc.ABC):
         """The loss before each update, from the first."""
 
     @overload
-    def generate(self, prompt: str | list[int], **settings: Unpack[Settings]) -> Generated: ...
+    def generate(
+        self, prompt: str | list[int], *, pictures: Sequence[Any] | None = None, **settings: Unpack[Settings]
+    ) -> Generated: ...
 
     @overload
-    def generate(self, prompt: list[str] | list[list[int]], **settings: Unpack[Settings]) -> list[Generated]: ...
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        *,
+        pictures: Sequence[Sequence[Any]] | None = None,
+        **settings: Unpack[Settings],
+    ) -> list[Generated]: ...
 
     @abc.abstractmethod
-    def generate(self, prompt: Any, **settings: Unpack[Settings]) -> Generated | list[Generated]:
+    def generate(
+        self, prompt: Any, *, pictures: Sequence[Any] | None = None, **settings: Unpack[Settings]
+    ) -> Generated | list[Generated]:
         """Returns what the model puts after a prompt, or after each of a list of prompts, decoded side by side.
 
-        A prompt is text, or token ids. Raises UsageError for text where there is no tokenizer, and for a model that
-        generates nothing.
+        A prompt is text, or token ids. `pictures` are those that a model is asked about, before the prompt's text, or
+        those of each prompt: files, bytes, or arrays uint8 [height, width, channels]. The text is then a message in the
+        model's chat template, where it has one. Raises UsageError for text where there is no tokenizer, and for a
+        model that generates nothing.
         """
 
     @abc.abstractmethod
     def stream(
-        self, prompts: Sequence[str] | Sequence[list[int]], **settings: Unpack[Settings]
+        self,
+        prompts: Sequence[str] | Sequence[list[int]],
+        *,
+        pictures: Sequence[Sequence[Any]] | None = None,
+        **settings: Unpack[Settings],
     ) -> Iterator[list[Generated]]:
         """Yields what there is after each prompt, after every token; texts only grow."""
 

@@ -185,6 +185,16 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
         return self.language.cache_spec(rows, length, dtype)
 
     @kn.nowrap
+    def longest_sequence(self) -> int | None:
+        """Returns the language model's: the tower's positions are those of patches."""
+        return self.language.longest_sequence()
+
+    @kn.nowrap
+    def trained_length(self) -> int | None:
+        """Returns the language model's."""
+        return self.language.trained_length()
+
+    @kn.nowrap
     def unstacked(self, params: Any) -> Any:
         """Returns parameters with one tree a layer in the language model's stack."""
         return {**params, "language": self.language.unstacked(params["language"])}

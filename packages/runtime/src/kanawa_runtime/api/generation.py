@@ -3,10 +3,12 @@
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from kanawa.contracts import CausalLM, Generated
 from kanawa.errors import UsageError
 
+from kanawa_runtime.api.pictures import asking_ids, pictures_of
 from kanawa_runtime.data.tokenizers.load import no_tokenizer, tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.open_run import OpenedRun
@@ -22,11 +24,17 @@ Prompts = Sequence[str] | Sequence[list[int]]
 
 
 def generated(
-    opened: OpenedRun, prompts: Prompts, max_tokens: int, sampling: SamplingConfig, every: int
+    opened: OpenedRun,
+    prompts: Prompts,
+    max_tokens: int,
+    sampling: SamplingConfig,
+    every: int,
+    pictures: Sequence[Sequence[Any]] | None = None,
 ) -> Iterator[list[Generated]]:
     """Yields what there is after each prompt, after every `every` tokens; texts only grow.
 
-    Raises UsageError for text without a tokenizer, ids outside of the vocabulary, and prompts of both kinds.
+    Raises UsageError for text without a tokenizer, ids outside of the vocabulary, prompts of both kinds, and pictures
+    for a model that reads none.
     """
     if len({isinstance(prompt, str) for prompt in prompts}) != 1:
         message = f"expected prompts that are all text or all token ids, found {list(prompts)!r}"
@@ -35,7 +43,13 @@ def generated(
     tokenizer = _tokenizer(opened, is_needed=is_text)
     if is_text and tokenizer is None:
         raise no_tokenizer(opened)
-    ids = [_ids(prompt, tokenizer, opened.composition.config.model.vocab_size) for prompt in prompts]
+    seen = None if pictures is None or not any(map(len, pictures)) else pictures_of(opened, prompts, pictures)
+    vocab_size = opened.composition.config.model.vocab_size
+    if seen is not None and is_text:
+        texts: Any = prompts
+        ids = asking_ids(opened, tokenizer, texts, seen)
+    else:
+        ids = [_ids(prompt, tokenizer, vocab_size) for prompt in prompts]
     longest = max(map(len, ids)) + max_tokens
     if opened.trained_length is not None and longest > opened.trained_length:
         why = f"of {opened.trained_length}: what comes after those may make no sense"
@@ -54,7 +68,7 @@ def generated(
     stop = () if tokenizer is None else tokenizer.stop_ids
     each: Sequence[str | list[int]] = prompts
     growing = [_Growing(prompt, one, tokenizer) for prompt, one in zip(each, ids, strict=True)]
-    pieces = generator.stream(ids, max_tokens, sampling, stop, every=every)
+    pieces = generator.stream(ids, max_tokens, sampling, stop, every=every, pictures=seen)
     return _grown(growing, pieces)
 
 

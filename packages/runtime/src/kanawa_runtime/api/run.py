@@ -151,27 +151,46 @@ class Run(TrainedRun):
     # --- what can be done with it ------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: str | list[int], **settings: Unpack[Settings]) -> Generated: ...
+    def generate(
+        self, prompt: str | list[int], *, pictures: Sequence[Any] | None = None, **settings: Unpack[Settings]
+    ) -> Generated: ...
 
     @overload
-    def generate(self, prompt: list[str] | list[list[int]], **settings: Unpack[Settings]) -> list[Generated]: ...
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        *,
+        pictures: Sequence[Sequence[Any]] | None = None,
+        **settings: Unpack[Settings],
+    ) -> list[Generated]: ...
 
-    def generate(self, prompt: Any, **settings: Unpack[Settings]) -> Generated | list[Generated]:
-        """Returns what the model puts after a prompt, or after each of a list of prompts, decoded side by side."""
+    def generate(
+        self, prompt: Any, *, pictures: Sequence[Any] | None = None, **settings: Unpack[Settings]
+    ) -> Generated | list[Generated]:
+        """Returns what the model puts after a prompt, or after each of a list of prompts, decoded side by side.
+
+        `pictures` as `TrainedRun.generate` has them.
+        """
         is_one = isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
+        every = settings.get("max_tokens", TOKENS)
+        seen = [pictures] if is_one and pictures is not None else pictures
         with stages_shown(), stage("generating"):
-            *_, last = self._stream([prompt] if is_one else prompt, settings, every=settings.get("max_tokens", TOKENS))
+            *_, last = self._stream([prompt] if is_one else prompt, settings, every, seen)
         return last[0] if is_one else last
 
-    def stream(self, prompts: Prompts, **settings: Unpack[Settings]) -> Iterator[list[Generated]]:
+    def stream(
+        self, prompts: Prompts, *, pictures: Sequence[Sequence[Any]] | None = None, **settings: Unpack[Settings]
+    ) -> Iterator[list[Generated]]:
         """Yields what there is after each prompt, after every token; texts only grow."""
-        return self._stream(prompts, settings, every=1)
+        return self._stream(prompts, settings, 1, pictures)
 
-    def _stream(self, prompts: Prompts, settings: Settings, every: int) -> Iterator[list[Generated]]:
+    def _stream(
+        self, prompts: Prompts, settings: Settings, every: int, pictures: Sequence[Sequence[Any]] | None
+    ) -> Iterator[list[Generated]]:
         drawn: dict[str, Any] = {name: value for name, value in settings.items() if name != "max_tokens"}
         sampling = SamplingConfig(**drawn).freeze()
         check_generates(self.directory)
-        return generated(self.opened(), prompts, settings.get("max_tokens", TOKENS), sampling, every)
+        return generated(self.opened(), prompts, settings.get("max_tokens", TOKENS), sampling, every, pictures)
 
     def evaluate(self, *, data: str | None = None) -> Evaluation:
         """Returns the loss on the held-out split of the run's data, or of `data`; of files all is read."""

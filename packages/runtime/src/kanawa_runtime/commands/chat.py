@@ -5,7 +5,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kanawa.cli.output import write, write_message, write_piece
@@ -16,8 +16,11 @@ from kanawa.status import hidden, stage
 
 if TYPE_CHECKING:
     from kanawa_runtime.serve.conversation import Conversation
+    from kanawa_runtime.serve.engine.picture import Picture
 
-_HELP = "/reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+_HELP = (
+    "/picture FILE shows one with the next message, /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+)
 
 
 def command() -> Command:
@@ -35,6 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.add_argument("run_directory", metavar="RUN", help="a run directory, or a Hugging Face folder")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    parser.add_argument(
+        "--picture", action="append", default=[], metavar="FILE", help="a picture of the first message (repeatable)"
+    )
     parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="of an answer (default 512)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the model's own, else 1)")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest mass P")
@@ -79,14 +85,18 @@ def run(args: argparse.Namespace) -> int:
     with stage("compiling"):
         model.engine.start()
     try:
-        talk(Conversation(model, args.system, sampling), args, plain=not model.template.own)
+        shape = None if model.pictures is None else model.pictures.tokens.shape
+        talk(Conversation(model, args.system, sampling), args, plain=not model.template.own, shape=shape)
     finally:
         model.engine.stop()
     return 0
 
 
-def talk(conversation: "Conversation", args: argparse.Namespace, *, plain: bool) -> None:
-    """Reads messages and writes answers, until the input ends."""
+def talk(
+    conversation: "Conversation", args: argparse.Namespace, *, plain: bool, shape: tuple[int, ...] | None = None
+) -> None:
+    """Reads messages and writes answers, until the input ends; `shape` is that of the pictures that a model reads."""
+    shown = [_picture(file, shape) for file in args.picture]
     if sys.stdin.isatty() and not args.json:
         about = " It has no chat template: it continues the text." if plain else ""
         write_message(f"Talking with {args.run_directory}.{about} {_HELP}.")
@@ -96,10 +106,32 @@ def talk(conversation: "Conversation", args: argparse.Namespace, *, plain: bool)
                 return
             if text == "/reset":
                 conversation.reset()
+            elif text.startswith("/picture "):
+                with _told():
+                    shown.append(_picture(text.removeprefix("/picture ").strip(), shape))
             elif text.startswith("/") and " " not in text:
                 write_message(f"no command {text!r}; {_HELP}")
             elif text:
-                _answer(conversation, text, args)
+                _answer(conversation, text, args, shown)
+                shown = []
+
+
+def _picture(file: str, shape: tuple[int, ...] | None) -> "Picture":
+    """Returns a file's picture; raises UsageError for a model that reads none, and what isn't a picture."""
+    from kanawa_runtime.api.pictures import picture_of
+
+    if shape is None:
+        message = f"{file}: this model reads no pictures"
+        raise UsageError(message)
+    return picture_of(local_path(file), shape)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        write_message(f"kanawa: {error}")
 
 
 def _messages() -> Iterator[str]:
@@ -116,14 +148,16 @@ def _messages() -> Iterator[str]:
         yield line.strip()
 
 
-def _answer(conversation: "Conversation", text: str, args: argparse.Namespace) -> None:
+def _answer(
+    conversation: "Conversation", text: str, args: argparse.Namespace, pictures: "Sequence[Picture]" = ()
+) -> None:
     from kanawa_runtime.serve.growing_text import visible
 
     # A file or a pipe gets the text as it is; only a terminal obeys what it is shown.
     safe = visible if sys.stdout.isatty() else str
     began, stopped, pieces = time.monotonic(), False, []
     try:
-        with contextlib.closing(conversation.answer(text)) as growing:
+        with contextlib.closing(conversation.answer(text, pictures)) as growing:
             for piece in growing:
                 pieces.append(piece)
                 if not args.json:

@@ -28,7 +28,8 @@ def command() -> Command:
         example=(
             'kanawa generate runs/quickstart --prompt "def" --max-tokens 100 --temperature 0.7 --top-p 0.9\n'
             "kanawa generate runs/quickstart --prompt-ids 1,2,3 --temperature 0 --json\n"
-            "kanawa generate runs/quickstart --input prompts.jsonl --output answers.jsonl"
+            "kanawa generate runs/quickstart --input prompts.jsonl --output answers.jsonl\n"
+            'kanawa generate downloads/llava --prompt "What is it?" --picture 0001.jpg --temperature 0'
         ),
     )
 
@@ -38,6 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_directory", metavar="RUN", help="a run directory, or a Hugging Face folder")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue (repeatable)")
     parser.add_argument("--prompt-ids", action="append", metavar="1,2,3", help="token ids to continue")
+    parser.add_argument(
+        "--picture",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a picture before each prompt, which is then a message in the model's chat template (repeatable)",
+    )
     parser.add_argument("--input", metavar="FILE", help="answer a JSON object a line, with prompt or prompt_ids")
     parser.add_argument("--output", metavar="FILE", help="of --input: its answers in order; resumes")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens (default 128)")
@@ -68,13 +76,15 @@ def run(args: argparse.Namespace) -> int:
     settings = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
     opened = kn.open(args.run_directory, on=args.on, step=args.step, modify=args.modify)
     prompts: Any = args.prompt or [_ids(text) for text in args.prompt_ids]
+    pictures: Any = [args.picture] * len(prompts) if args.picture else None
     if args.json:
-        for text, one in zip(args.prompt or args.prompt_ids, opened.generate(prompts, **settings), strict=True):
+        made = opened.generate(prompts, pictures=pictures, **settings)
+        for text, one in zip(args.prompt or args.prompt_ids, made, strict=True):
             write(json.dumps({**one.as_json(), "prompt": text}))
     elif args.prompt:
-        _show_growing(opened.stream(prompts, **settings))
+        _show_growing(opened.stream(prompts, pictures=pictures, **settings))
     else:
-        for one in opened.generate(prompts, **settings):
+        for one in opened.generate(prompts, pictures=pictures, **settings):
             write(str(one.token_ids))
     return 0
 
@@ -158,6 +168,9 @@ def generate_file(args: argparse.Namespace) -> int:
 
 
 def _files(args: argparse.Namespace) -> tuple[Path, Path]:
+    if args.picture:
+        message = "--picture goes with --prompt; lines of --input have no pictures"
+        raise UsageError(message)
     if args.prompt or args.prompt_ids:
         message = "--input takes the place of --prompt and --prompt-ids; give one of them"
         raise UsageError(message)

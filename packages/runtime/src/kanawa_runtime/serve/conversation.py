@@ -3,12 +3,14 @@
 import dataclasses
 import queue
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kanawa.errors import UsageError
 
+from kanawa_runtime.data.chats.picture_marks import PICTURE
 from kanawa_runtime.data.chats.template import turns
+from kanawa_runtime.serve.engine.picture import Picture
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
 from kanawa_runtime.serve.growing_text import GrowingText
 from kanawa_runtime.serve.http.sampling import PromptReader
@@ -24,24 +26,32 @@ class Conversation:
         self._model = model
         self._sampling = sampling
         self._system = [{"role": "system", "content": system}] if system else []
-        self._reader = PromptReader(model.tokenizer, model.engine.limits)
-        self.messages: list[dict[str, str]] = []
+        self._reader = PromptReader(model.tokenizer, model.engine.limits, pictures=model.pictures)
+        self.messages: list[dict[str, Any]] = []
+        #: Those of all messages, in order.
+        self._pictures: tuple[Picture, ...] = ()
         self.num_tokens = 0
 
     def reset(self) -> None:
         """Removes all turns."""
-        self.messages = []
+        self.messages, self._pictures = [], ()
 
-    def answer(self, text: str) -> Generator[str, None, None]:
+    def answer(self, text: str, pictures: Sequence[Picture] = ()) -> Generator[str, None, None]:
         """Yields the answer to a message as it grows; closing the iterator ends it, with what was written so far.
 
-        Raises UsageError where the conversation has become too long; the message is then not added.
+        `pictures` come before the message's text. Raises UsageError where the conversation has become too long; the
+        message is then not added.
         """
-        asked = [*self.messages, {"role": "user", "content": text}]
-        template = self._model.template
-        prompt = template.render(turns([*self._system, *asked], add_generation_prompt=True))
-        ids = self._reader.ids(prompt, prefix=not template.own, field="the conversation")
-        request = Request(id=f"turn-{uuid.uuid4().hex}", prompt_ids=tuple(ids), sampling=self._fitting(len(ids)))
+        marks, template = self._model.pictures, self._model.template
+        content: Any = [*(dict(PICTURE) for _ in pictures), {"type": "text", "text": text}] if pictures else text
+        asked = [*self.messages, {"role": "user", "content": content}]
+        messages = [*self._system, *asked]
+        messages = messages if marks is None else marks.for_template(messages)
+        prompt = template.render(turns(messages, add_generation_prompt=True))
+        seen = (*self._pictures, *pictures)
+        ids = self._reader.ids(prompt, prefix=not template.own, field="the conversation", num_pictures=len(seen))
+        sampling = self._fitting(len(ids))
+        request = Request(id=f"turn-{uuid.uuid4().hex}", prompt_ids=tuple(ids), sampling=sampling, pictures=seen)
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         growing, pieces = GrowingText(self._model.tokenizer, ids), []
         self.num_tokens = 0
@@ -53,6 +63,7 @@ class Conversation:
         finally:
             self._model.text_engine.cancel(request.id)
             self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+            self._pictures = seen
 
     def _pieces(self, outputs: Any, growing: GrowingText) -> Generator[str, None, None]:
         while True:

@@ -20,8 +20,10 @@ from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 
 from kanawa_runtime.runs.imported import outline_of
+from kanawa_runtime.serve.engine.picture import Picture
 from kanawa_runtime.serve.engine.sequence import BLOCK, random_block
 from kanawa_runtime.serve.engine.token_sampler import cut_tail, draw_by_sums
+from kanawa_runtime.serve.seen_pictures import Seen, seen_pictures
 from kanawa_runtime.storage.place import address_of
 
 #: Prompts are padded to a multiple of this, so that prompts of similar length share a compiled prefill.
@@ -124,10 +126,12 @@ class Generator:
         stop_ids: Sequence[int] = (),
         *,
         every: int = 1,
+        pictures: Sequence[Sequence[Picture]] | None = None,
     ) -> Iterator[list[Completion]]:
         """Yields what there is of each completion after every `every` tokens; the last are those of `generate`.
 
-        The compiled loop is the same whatever `every` is, and so are the tokens.
+        The compiled loop is the same whatever `every` is, and so are the tokens. `pictures` are those of each prompt,
+        which has their tokens.
         """
         if max_tokens < 1 or not prompts or not all(len(p) for p in prompts):
             message = (
@@ -143,9 +147,13 @@ class Generator:
         total = -(-(padded + max_tokens) // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
         uniforms = _uniforms(asked.seed, rows, max_tokens)
         with self.environment.active():
+            seen = None
+            if pictures is not None:
+                sizes = [len(prompt) for prompt in prompts]
+                seen = seen_pictures(self.model, self.params, self.state, ids, sizes, pictures)
             caches = self.new_caches(rows, total)
             first, caches = self._prefill(
-                ids, lengths, uniforms, caches, self.params, self.known, self.state, sampling=chosen
+                ids, lengths, uniforms, caches, self.params, self.known, self.state, seen, sampling=chosen
             )
             carry = LoopState(
                 # The prefill has made the first token.
@@ -161,7 +169,8 @@ class Generator:
             # The plan is active only while a program runs: between two pieces the caller's own code does.
             with self._decoding.active():
                 # `until` is an argument of the program, not a constant of it: another one must not compile anew.
-                arguments = (lengths, uniforms, carry, self.params, np.int32(until), self.known, self.state)
+                shift = None if seen is None else seen.shift
+                arguments = (lengths, uniforms, carry, self.params, np.int32(until), self.known, self.state, shift)
                 carry = self._loop(*arguments, sampling=chosen, stop_ids=tuple(stop_ids))
             count, done = int(carry.num_tokens), bool(np.all(np.asarray(carry.done)))
             ids_now, logprobs_now = np.asarray(carry.ids)[:, :count], np.asarray(carry.logprobs)[:, :count]
@@ -184,6 +193,7 @@ class Generator:
         params: Any,
         known: Any = None,
         state: Any = None,
+        seen: Seen | None = None,
         *,
         sampling: Sampling,
     ) -> tuple[tuple[Array, Array], Any]:
@@ -192,6 +202,7 @@ class Generator:
         ends = lengths[:, None] if lengths.ndim else lengths
         real = jnp.broadcast_to(jnp.arange(ids.shape[1])[None] < ends, ids.shape)
         sequences = Sequences(lengths=jnp.zeros((), jnp.int32), segment_ids=real.astype(jnp.int32))
+        sequences = sequences if seen is None else seen.put_into(sequences)
         decode = kn.functional(self.model, "decode")
         (logits, caches), _ = decode(params, state or {}, ids, sequences, caches, lengths - 1)
         return sample(_only(logits[:, 0], known), sampling, uniforms[:, 0]), caches
@@ -205,11 +216,15 @@ class Generator:
         until: Any = None,
         known: Any = None,
         state: Any = None,
+        shift: Any = None,
         *,
         sampling: Sampling,
         stop_ids: tuple[int, ...] = (),
     ) -> LoopState:
-        """Returns the loop's last state: every row stopped, or `until` (by default all) tokens are there."""
+        """Returns the loop's last state: every row stopped, or `until` (by default all) tokens are there.
+
+        `shift`, [B, streams], is added to places where tokens have coordinates.
+        """
         decode = kn.functional(self.model, "decode")
         stops = jnp.asarray(stop_ids, jnp.int32)
 
@@ -220,6 +235,9 @@ class Generator:
         def body(carry: LoopState) -> LoopState:
             # The cache holds the prompt and all new tokens but the last, which is written now.
             sequences = Sequences(lengths=lengths + carry.num_tokens - 1)
+            if shift is not None:
+                at = jnp.broadcast_to(lengths + carry.num_tokens - 1, shift.shape[:1])
+                sequences = sequences._replace(coordinates=(at[:, None] + shift)[:, None])
             (logits, caches), _ = decode(params, state or {}, carry.last[:, None], sequences, carry.caches)
             # Rows that have stopped continue, as shapes are fixed; `_completions` drops their later tokens.
             uniform = jax.lax.dynamic_index_in_dim(uniforms, carry.num_tokens, axis=1, keepdims=False)

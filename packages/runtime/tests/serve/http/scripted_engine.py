@@ -43,7 +43,7 @@ class ScriptedEngine:
         self.may_start, self.may_step = threading.Event(), threading.Event()
         self.may_start.set()
         self.may_step.set()
-        self.loaded, self.broken = [], None
+        self.loaded, self.broken, self.submitted = [], None, []
         self.ended = {}
         self._lock = threading.Condition()
         self._queue, self._running, self._cancelled = [], {}, set()
@@ -77,6 +77,7 @@ class ScriptedEngine:
             raise RequestError(message, "prompt")
         with self._lock:
             self._check_room()
+            self.submitted.append(request)
             self._queue.append(Running(request, on_output))
             self._lock.notify()
 

@@ -157,7 +157,7 @@ def test_formats(server):
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0].image_url",
-            "there is no such field",
+            "it is a picture, and this model reads texts alone",
         ),
         ({"top_logprobs": 2}, "top_logprobs", "it needs logprobs"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools, and the request has none"),

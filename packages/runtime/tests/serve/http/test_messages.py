@@ -101,11 +101,13 @@ def test_a_format(client):
 
 
 def test_what_cant_be(client):
-    image = {"role": "user", "content": [{"type": "image", "source": {}}]}
+    image = {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a/b"}}]}
+    sound = {"role": "user", "content": [{"type": "document", "source": {}}]}
     stray = {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "c"}]}
     for body, says in [
         ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [image]}, "messages[0].content[0]: Input should be a block of one of the types text, tool_use"),
+        ({"messages": [sound]}, "messages[0].content[0]: Input should be a block of one of the types text, tool_use"),
+        ({"messages": [image]}, "messages[0].content[0].source: it is a picture, and this model reads texts alone"),
         ({"messages": [stray, USER]}, "messages[0].content[0]: a tool_result belongs to a message of the user"),
         ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages[1].role: the last message has to be"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role: Input should be 'user' or 'assistant'"),

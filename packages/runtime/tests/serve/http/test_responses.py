@@ -107,7 +107,7 @@ def test_what_cant_be(client):
     for body, param, says in [
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "web_search_call"}]}, "input[0]", "one of the types message, function_call"),
-        ({"input": [image]}, "input[0].content[0].image_url", "there is no such field"),
+        ({"input": [image]}, "input[0].content[0].image_url", "this model reads texts alone"),
         ({"input": [call]}, "input[0].arguments", "it isn't the JSON text of an object"),
         ({"input": "a" * 600}, "input", "it has 602 tokens, and prompt and answer together may have 512"),
         ({"max_output_tokens": 600}, "max_output_tokens", "ask for at most"),

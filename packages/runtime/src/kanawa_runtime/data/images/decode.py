@@ -26,11 +26,12 @@ def pillow(module: str = "Image") -> Any:
         raise CorpusError(message) from error
 
 
-def decoded(data: bytes, channels: int, max_pixels: int, *, convert: bool = True) -> Any:
+def decoded(data: bytes, channels: int, max_pixels: int, *, convert: bool = True, limit: str = "max_pixels") -> Any:
     """Returns the upright picture of an image file's bytes as Pillow's, grey (1 channel) or in colour (3).
 
     Other channels are converted, transparency over white; without `convert` they are refused. Raises PictureError for
-    what is no picture, is cut off, has more than `max_pixels` pixels, or more than 8 bits a channel.
+    what is no picture, is cut off, has more than 8 bits a channel, or more than `max_pixels` pixels, which users know
+    as `limit`.
     """
     library, mode = pillow(), _MODES[channels]
     if not data:
@@ -49,7 +50,7 @@ def decoded(data: bytes, channels: int, max_pixels: int, *, convert: bool = True
         raise PictureError(message) from error
     width, height = picture.size
     if width * height > max_pixels:
-        message = f"{width} x {height} pixels, more than max_pixels={max_pixels:,}"
+        message = f"{width} x {height} pixels, more than {limit}={max_pixels:,}"
         raise PictureError(message)
     if picture.mode.startswith(_DEEP):
         message = f"channels of more than 8 bits (Pillow's mode {picture.mode}); convert it to 8 bits"

@@ -11,7 +11,10 @@ from kanawa_runtime.data.images.in_rows import PicturedText, PicturesInRows
 
 
 class DrawnQuestions(DrawnPictures, PicturesInRows):
-    """A picture of two shapes, one beside the other, and "what colour is the star? " or "what is red? "."""
+    """A picture of two shapes, one beside the other, and "what colour is the star?" or "what is red?".
+
+    A row is what a chat is without a template.
+    """
 
     class Config(DrawnPictures.Config, PicturesInRows.Config):
         sequence_length: Size = 104
@@ -39,14 +42,17 @@ class DrawnQuestions(DrawnPictures, PicturesInRows):
             picture = picture or drawn.resize((cfg.width, cfg.height))
             picture.paste(drawn, (side * half, 0))
         if draws.below(2):
-            return picture, f"what colour is the {second}? ", other
-        return picture, f"what is {one}? ", first
+            return picture, f"what colour is the {second}?", other
+        return picture, f"what is {one}?", first
 
     def pictured(self, number: int) -> PicturedText:
-        """Returns the picture, then the question and its answer, of which the answer is learned."""
+        """Returns the picture, then the question and its answer, of which the answer is learned.
+
+        A message ends its line: that is how a model without a chat template of its own is served.
+        """
         cfg, tokenizer = self.config, self.tokenizer
         picture, question, answer = self.asked(number)
-        before = np.concatenate([[cfg.image_token_id], tokenizer.encode(question)])
+        before = np.concatenate([tokenizer.prefix_ids, [cfg.image_token_id], tokenizer.encode(f"{question}\n")])
         after = np.append(tokenizer.encode(answer), tokenizer.eos_id)
         weights = np.concatenate([np.zeros(len(before), np.float32), np.ones(len(after), np.float32)])
         return PicturedText(np.concatenate([before, after]).astype(np.int32), weights, [picture])

@@ -106,7 +106,8 @@ logger = logging.getLogger(__name__)
 class DecodeEngine:
     """Implements `request.Engine`. A prompt that the other engine doesn't prefill is prefilled here: none is lost.
 
-    `at_once` prompts are transferred at a time. Requests with a grammar are prefilled here: grammars don't travel.
+    `at_once` prompts are transferred at a time. Requests with a grammar or pictures are prefilled here, as these
+    don't travel.
     """
 
     def __init__(self, engine: LLMEngine, connector: TcpConnector, *, at_once: int = 8) -> None:
@@ -146,7 +147,7 @@ class DecodeEngine:
                 message = f"a request with the id {request.id!r} is running already; give each its own"
                 raise RequestError(message, "id")
             self._check_room()
-            if request.sampling.grammar is not None:
+            if request.sampling.grammar is not None or request.pictures:
                 self._engine.submit(request, on_output)
                 return
             self._engine.check_id(request.id)

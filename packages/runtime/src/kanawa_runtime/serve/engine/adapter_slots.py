@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -52,6 +52,12 @@ class AdapterSlots:
         self._free = list(range(slots, 0, -1))
         self._generations = 0
         self.slots, self.rank = slots, rank
+        #: Projections whose results requests of all adapters share: those that pictures pass through.
+        self.shared: frozenset[str] = frozenset()
+
+    def share(self, paths: Collection[str]) -> None:
+        """Takes no adapters of the projections whose parameters have these paths."""
+        self.shared = frozenset(pool for pool in self._pools if any(path.startswith(f"{pool}.") for path in paths))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,6 +92,14 @@ class AdapterSlots:
         if strange:
             listed = ", ".join(strange[:5])
             message = f"adapter {name!r} changes {listed}: only projections of the blocks take adapters side by side"
+            raise UsageError(message)
+        shared = sorted(set(adapter.factors) & self.shared)
+        if shared:
+            listed = ", ".join(shared[:5])
+            message = (
+                f"adapter {name!r} changes {listed}, and what the model sees of pictures is one for all adapters; "
+                "merge it and serve the merged model, or train it without these"
+            )
             raise UsageError(message)
         if adapter.rank > self.rank:
             message = f"adapter {name!r} has rank {adapter.rank}, and this engine takes {self.rank}: raise adapter_rank"

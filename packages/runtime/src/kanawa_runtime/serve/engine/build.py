@@ -12,6 +12,7 @@ from kanawa_runtime.serve.engine.core import EngineCore
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.page_transfer import PageTransfer
 from kanawa_runtime.serve.engine.paged_model import paged_model
+from kanawa_runtime.serve.engine.picture_tower import picture_tower, with_whole_pictures
 from kanawa_runtime.serve.engine.programs import Programs, decoding_environment, prefers_outputs_first
 from kanawa_runtime.serve.engine.request import RequestError
 from kanawa_runtime.serve.engine.scheduler import Scheduler
@@ -34,9 +35,11 @@ def build_core(
 ) -> EngineCore:
     """Returns the core without parameters; raises UsageError where config, model and draft don't fit."""
     max_length = _max_length(model, config, trained_length)
+    config = with_whole_pictures(config, model)
     adapters = AdapterSlots(model, config.adapter_slots, config.adapter_rank) if config.adapter_slots else None
     programs = _programs(model if adapters is None else adapters.model, config, environment, max_length, known)
     paged, shapes = programs.paged, programs.shapes
+    tower = programs.tower
     transfer = speculator = None
     if config.transfers_pages:
         transfer = PageTransfer(programs)
@@ -50,6 +53,11 @@ def build_core(
     elif draft is not None:
         message = "there is a draft model, but speculative_tokens is 0; set how many tokens it guesses"
         raise UsageError(message)
+    if draft is not None and tower is not None:
+        message = "a draft model sees no pictures, which this model reads; serve it without --draft"
+        raise UsageError(message)
+    if adapters is not None and tower is not None:
+        adapters.share(tower.reads(adapters.model))
     if config.prefix_cache and paged.has_slots:
         logger.info("prefixes aren't reused: the model has states of whole sequences, which pages don't hold")
     scheduler = Scheduler(
@@ -65,11 +73,12 @@ def build_core(
         has_pages=paged.has_pages,
         guess=None if speculator is None else speculator.guess,
         in_tiles=shapes.in_tiles,
+        whole_pictures=tower is not None and tower.tokens.both_ways,
         short_budget=(
             shapes.prefill_rows[0] * shapes.prefill_sizes[0] if shapes.in_tiles else config.max_batched_tokens // 4
         ),
     )
-    return EngineCore(programs, scheduler, max_length, adapters, speculator, transfer, config.call_seconds)
+    return EngineCore(programs, scheduler, max_length, adapters, speculator, transfer, config.call_seconds, tower)
 
 
 def _max_length(model: CausalLM, config: EngineConfig, trained_length: int | None) -> int:
@@ -106,4 +115,8 @@ def _programs(
     # An int8 cache is restored before it is read, as wide as the table.
     any_width = traits.reads_filled_pages and not config.int8_cache
     shapes = Shapes.of(config, max_length, has_pages=paged.has_pages, has_slots=paged.has_slots, any_width=any_width)
-    return Programs(model, paged, config, shapes, environment, known)
+    programs = Programs(model, paged, config, shapes, environment, known)
+    programs.tower = picture_tower(programs, model, config)
+    if programs.tower is not None:
+        programs.extensions.append(programs.tower)
+    return programs

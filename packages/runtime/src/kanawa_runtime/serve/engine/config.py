@@ -18,8 +18,9 @@ class EngineConfig(Config):
     `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles what they need. With
     `speculative_tokens`, so many are guessed a step: by a draft model where the engine has one, else by what followed
     the last `ngram_min` to `ngram_max` tokens before. `adapter_slots` LoRA adapters of at most `adapter_rank` may
-    be served at once. `transfers_pages` compiles the programs that exchange pages with another engine. With
-    `noisy_draws` tokens are drawn by noise that another program can repeat (`kanawa.arrays.draws`).
+    be served at once. Of pictures, `picture_cache_bytes` of the tower's features are cached. `transfers_pages` compiles
+    the programs that exchange pages with another engine. With `noisy_draws` tokens are drawn by noise that another
+    program can repeat (`kanawa.arrays.draws`).
     """
 
     RENAMED = {"ngram_least": "ngram_min", "ngram_most": "ngram_max"}
@@ -44,6 +45,7 @@ class EngineConfig(Config):
     ngram_max: Size = 4
     transfers_pages: bool = False
     noisy_draws: bool = False
+    picture_cache_bytes: Size = 256 * 2**20
     adapter_slots: Count = 0
     adapter_rank: Size = 16
     batch_sizes: tuple[Size, ...] | None = None

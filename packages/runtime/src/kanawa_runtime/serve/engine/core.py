@@ -22,6 +22,7 @@ from kanawa.errors import UsageError
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots
 from kanawa_runtime.serve.engine.in_flight import Sent, Step
 from kanawa_runtime.serve.engine.page_transfer import PageTransfer
+from kanawa_runtime.serve.engine.picture_tower import PictureTower
 from kanawa_runtime.serve.engine.programs import Programs
 from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, RemotePrefill, Request
 from kanawa_runtime.serve.engine.rows import LOGPROBS, MASK, RANDOM, TABLES, UNIFORM
@@ -50,9 +51,10 @@ class EngineCore:
     def __init__(
         self, programs: Programs, scheduler: Scheduler, max_length: int, adapters: AdapterSlots | None = None,
         speculator: Speculator | None = None, transfer: PageTransfer | None = None, call_seconds: float | None = None,
+        tower: PictureTower | None = None,
     ) -> None:  # fmt: skip
         self.programs, self.scheduler = programs, scheduler
-        self.adapters, self.speculator, self.transfer = adapters, speculator, transfer
+        self.adapters, self.speculator, self.transfer, self.tower = adapters, speculator, transfer, tower
         self.sequences: dict[str, Sequence] = {}
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -106,6 +108,8 @@ class EngineCore:
         self._arrivals += 1
         self.sequences[sequence.request.id] = sequence
         sequence.hold_pages = hold_pages
+        if self.tower is not None:
+            self.tower.place(sequence)
         # Penalties, biases and masks of a token depend on each one before it: those sequences go one at a time.
         sequence.speculates = self.speculator is not None and not sequence.flags & (TABLES | MASK)
         self.prompt_tokens += sequence.prompt_length
@@ -155,6 +159,8 @@ class EngineCore:
         self._working_since = time.perf_counter()
         self.settle()
         self.scheduler.pool.evict_all()
+        if self.tower is not None:
+            self.tower.evict_all()
         for sequence in self.sequences.values():
             # What is computed from here on uses older pages, and may not be cached under the tokens' digests.
             sequence.num_cached_pages = 10**9 if sequence.slot >= 0 else 0
@@ -294,6 +300,8 @@ class EngineCore:
     def _send_chunks(self, chunks: SequenceOf[Chunk]) -> list[Sent]:
         """Sends chunks of prompts, as many of them in one program as its rows hold."""
         rows, sent = self.programs.shapes.prefill_rows, []
+        if self.tower is not None:
+            self.tower.encode(chunks)
         # Those of one prompt stay in order: a call computes after the one before it.
         for scored, some in itertools.groupby(chunks, key=_is_scored):
             sizes = rows[:1] if scored else rows
@@ -303,14 +311,15 @@ class EngineCore:
 
     def _send_rows(self, chunks: SequenceOf[Chunk], count: int, *, scored: bool) -> Sent:
         packed, ids = packed_chunks(chunks, count, self.programs.shapes, self.scheduler, after=int(scored))
+        seen = () if self.tower is None else self.tower.see(chunks, ids[:, :-1] if scored else ids)
         for chunk in chunks:
             if chunk.is_last:
                 self._write_sampling_rows(chunk.sequence)
         prompt_details = None
         if scored:
-            chosen, logits, prompt_details = self.programs.score(packed, ids)
+            chosen, logits, prompt_details = self.programs.score(packed, ids, seen)
         else:
-            chosen, logits = self.programs.prefill(packed, ids)
+            chosen, logits = self.programs.prefill(packed, ids, seen)
         details, last = None, [chunk.sequence if chunk.is_last else None for chunk in chunks]
         flags = functools.reduce(operator.or_, (sequence.flags for sequence in last if sequence is not None), 0)
         if flags:

@@ -22,6 +22,7 @@ from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots, LoraSlot
 from kanawa_runtime.serve.engine.build import build_core
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.page_transfer import PageShapes, PageTransfer
+from kanawa_runtime.serve.engine.picture_tower import check_pictures
 from kanawa_runtime.serve.engine.programs import compilations, listen
 from kanawa_runtime.serve.engine.request import (
     EngineLimits,
@@ -153,6 +154,7 @@ class LLMEngine:
     def check_request(self, request: Request) -> None:
         """Raises RequestError for a request that could never be served here."""
         check_request(request, self.limits, prompt_logprobs=self.config.prompt_logprobs)
+        check_pictures(request, self._core.tower)
         if request.adapter is not None:
             self._lora_slot(request.adapter)
 
@@ -313,6 +315,7 @@ class LLMEngine:
             "num_programs": self.num_programs,
             "compilations": self._compilations,
             **({} if core.speculator is None else core.speculator.stats()),
+            **({} if core.tower is None else core.tower.stats()),
             **{f"request_success_{reason}": core.finished[reason] for reason in ("stop", "length", "abort", "error")},
         }
 

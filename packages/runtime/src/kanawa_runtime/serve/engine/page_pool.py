@@ -21,9 +21,12 @@ def root_digest(salt: str, adapter: str | None) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def page_digest(before: bytes, token_ids: Sequence[int]) -> bytes:
-    """Returns the digest of a page with these tokens after the prefix with digest `before`."""
-    return hashlib.sha256(before + np.asarray(token_ids, "<i4").tobytes()).digest()
+def page_digest(before: bytes, token_ids: Sequence[int], content: bytes = b"") -> bytes:
+    """Returns the digest of a page with these tokens after the prefix with digest `before`.
+
+    `content` tells apart what equal ids stand for: pictures.
+    """
+    return hashlib.sha256(before + np.asarray(token_ids, "<i4").tobytes() + content).digest()
 
 
 class PagePool:

@@ -57,6 +57,8 @@ class Programs:
         self.shardings = KVState(self._cache_shardings, whole)
         #: Verifies guesses of several tokens; set before anything is compiled.
         self.speculation: Any = None
+        #: Encodes pictures, of a model that reads them; set before parameters are loaded.
+        self.tower: Any = None
         self.extensions: list[Extension] = []
         allowed = None if known is None else jnp.asarray(np.pad(known, (0, self.vocab - known.shape[0])))
         self.steps = Steps(
@@ -129,7 +131,7 @@ class Programs:
             return jax.tree.map(lambda _: False, unstacked)
         kv, tokens = jax.eval_shape(lambda: self._empty()[0]), self.shapes.prefill_sizes[0]
         packed = self.abstract((1, PAGES + self.shapes.page_widths[-1]))
-        rest = (self.model_state, kv, packed, self.abstract((1, tokens)))
+        rest = (self.model_state, kv, packed, self.abstract((1, tokens)), *self._seen(unstacked, 1, tokens))
         return read_as(self.steps.prefill, unstacked, rest, dtype)
 
     def compile(self) -> None:
@@ -154,20 +156,20 @@ class Programs:
         self.kv, ids, logits = program(self.params, self.model_state, self.kv, packed, np.int32(steps))
         return ids, logits
 
-    def prefill(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any]:
-        """Runs a chunk of each row's prompt; returns as `decode` does."""
+    def prefill(self, packed: np.ndarray, ids: np.ndarray, seen: tuple[Any, ...] = ()) -> tuple[Any, Any]:
+        """Runs a chunk of each row's prompt; returns as `decode` does. `seen` is the tower's (`PictureTower.see`)."""
         if self.speculation is not None:
             self.speculation.prefill(packed, ids)
         program = self.compiled["prefill", *ids.shape, packed.shape[1] - PAGES]
-        self.kv, chosen, logits = program(self.params, self.model_state, self.kv, packed, ids)
+        self.kv, chosen, logits = program(self.params, self.model_state, self.kv, packed, ids, *seen)
         return chosen, logits
 
-    def score(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any, Any]:
+    def score(self, packed: np.ndarray, ids: np.ndarray, seen: tuple[Any, ...] = ()) -> tuple[Any, Any, Any]:
         """Runs a chunk of each row's prompt; returns the log-probabilities of all tokens too."""
         if self.speculation is not None:
             self.speculation.prefill(packed, ids[:, :-1])
         program = self.compiled["score", ids.shape[0], ids.shape[1] - 1, packed.shape[1] - PAGES]
-        self.kv, chosen, logits, details = program(self.params, self.model_state, self.kv, packed, ids)
+        self.kv, chosen, logits, details = program(self.params, self.model_state, self.kv, packed, ids, *seen)
         return chosen, logits, details
 
     def sample(self, packed: np.ndarray, logits: Any, flags: int, mask: np.ndarray | None) -> tuple[Any, Any]:
@@ -195,14 +197,19 @@ class Programs:
         widest = shapes.page_widths[-1]
         for rows, tokens, width in self.chunk_shapes():
             rest = (self.abstract((rows, PAGES + width)), self.abstract((rows, tokens)))
+            rest += self._seen(self.params, rows, tokens)
             name = f"prefill {rows}x{tokens}x{width}"
             wanted["prefill", rows, tokens, width] = self._program(name, steps.prefill, rest, 2, prefilling)
         if self.config.prompt_logprobs:
             # One shape for all: these are rare, and no client waits for their first token.
             rows, tokens = shapes.prefill_rows[0], shapes.prefill_sizes[-1]
             rest = (self.abstract((rows, PAGES + widest)), self.abstract((rows, tokens + 1)))
+            rest += self._seen(self.params, rows, tokens)
             wanted["score", rows, tokens, widest] = self._program("score", steps.score, rest, 3, prefilling)
         return wanted | self._wanted_samplers()
+
+    def _seen(self, params: Any, rows: int, tokens: int) -> tuple[Any, ...]:
+        return () if self.tower is None else self.tower.further(params, self.model_state, rows, tokens)
 
     def chunk_shapes(self) -> list[tuple[int, int, int]]:
         """Returns the rows, tokens and page widths that chunks of prompts come in."""

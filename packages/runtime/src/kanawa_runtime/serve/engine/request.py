@@ -10,6 +10,8 @@ from typing import Literal, NoReturn, Protocol, runtime_checkable
 import numpy as np
 from kanawa.errors import UsageError
 
+from kanawa_runtime.serve.engine.picture import Picture
+
 #: Why a request ended: a stop token or string, `max_tokens` or the context's end, the client, an error of the engine.
 FinishReason = Literal["stop", "length", "abort", "error"]
 #: Logits are divided by a repetition penalty in single precision: by a smaller one they would be infinite.
@@ -89,7 +91,8 @@ class Request:
 
     `adapter` names one of the engine's LoRA adapters. Requests of another `cache_salt` never share pages. Lower
     `priority` goes first; equal ones go in the order they came. `client` names who asks: clients with requests have
-    shares of the engine by their `weight`. `deadline`, of time.monotonic, ends it as "abort".
+    shares of the engine by their `weight`. `deadline`, of time.monotonic, ends it as "abort". `pictures` are those
+    whose tokens the prompt has, in order.
     """
 
     id: str
@@ -101,6 +104,7 @@ class Request:
     client: str = ""
     weight: int = 1
     deadline: float | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float, Int
 #: Stop tokens that the device checks; further ones are checked on the host, which sees tokens a step later.
 MAX_STOPS = 8
 
-SLOT, LENGTH, NUM_TOKENS, GENERATED, TOP_K, MIN_TOKENS, HAS_TABLES, ADAPTER = range(8)
-TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION, UNIFORM = range(8, 15)
-STOPS = slice(15, 15 + MAX_STOPS)
-PAGES = 15 + MAX_STOPS
+SLOT, LENGTH, NUM_TOKENS, GENERATED, TOP_K, MIN_TOKENS, HAS_TABLES, ADAPTER, SHIFT = range(9)
+TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION, UNIFORM = range(9, 16)
+STOPS = slice(16, 16 + MAX_STOPS)
+PAGES = 16 + MAX_STOPS
 
 #: What a batch needs besides the likeliest tokens, as bits of one number; each is computed only if a row needs it.
 TABLES, RANDOM, CUT, LOGPROBS, MASK = (1 << bit for bit in range(5))
@@ -27,7 +27,8 @@ class Rows(NamedTuple):
 
     `num_tokens` is how many tokens a row feeds (prefill), or may gain at most (decode); 0 for no sequence.
     `generated` counts its new tokens so far. `has_tables` says that its slot has penalties or biases, `adapter` is its
-    LoRA slot. `uniform` is the random number that draws its next token.
+    LoRA slot, `shift` the difference between its new tokens' coordinates and places. `uniform` is the random number
+    that draws its next token.
     """
 
     slot: Int[Array, " B"]
@@ -38,6 +39,7 @@ class Rows(NamedTuple):
     min_tokens: Int[Array, " B"]
     has_tables: Int[Array, " B"]
     adapter: Int[Array, " B"]
+    shift: Int[Array, " B"]
     temperature: Float[Array, " B"]
     top_p: Float[Array, " B"]
     min_p: Float[Array, " B"]
@@ -52,7 +54,7 @@ class Rows(NamedTuple):
 def unpacked(packed: Int[Array, "B columns"]) -> Rows:
     """Returns the columns of packed rows."""
     floats = jax.lax.bitcast_convert_type(packed[:, TEMPERATURE : UNIFORM + 1], jnp.float32)
-    columns = [packed[:, column] for column in range(ADAPTER + 1)]
+    columns = [packed[:, column] for column in range(SHIFT + 1)]
     columns += [floats[:, column] for column in range(UNIFORM - TEMPERATURE + 1)]
     return Rows._make([*columns, packed[:, STOPS], packed[:, PAGES:]])
 

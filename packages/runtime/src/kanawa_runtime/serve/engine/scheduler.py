@@ -14,6 +14,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from kanawa_runtime.serve.engine.page_pool import PagePool, page_digest
+from kanawa_runtime.serve.engine.picture import content_between, end_of_chunk
 from kanawa_runtime.serve.engine.rows import GENERATED, LENGTH, NUM_TOKENS, PAGES, SLOT
 from kanawa_runtime.serve.engine.sequence import Sequence
 from kanawa_runtime.serve.engine.shapes import Shapes, smallest_holding
@@ -65,9 +66,11 @@ class Scheduler:
         self, *, max_sequences: int, max_length: int, page_size: int, pool: PagePool, budget: int, chunk: int,
         fused_steps: int, prefill_sizes: tuple[int, ...], reuses_prefixes: bool, has_pages: bool,
         guess: Guess | None = None, in_tiles: bool = False, short_budget: int | None = None,
+        whole_pictures: bool = False,
     ) -> None:  # fmt: skip
         """With `in_tiles`, several chunks of one prompt may be rows of one program.
 
+        With `whole_pictures` the tokens of a picture are in one chunk, which may be larger than the budget.
         `short_budget` are the tokens of prompts in a step while one client floods the engine.
         """
         self.pool, self.page_size = pool, page_size
@@ -91,6 +94,7 @@ class Scheduler:
         self.fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
         self._guess, self._in_tiles, self._short_budget = guess, in_tiles, short_budget or budget
+        self._whole_pictures = whole_pictures
         self.width = -(-max_length // page_size) if has_pages else 1
         # A line a slot, always current, so that a step's rows are one copy out of it. The last is for padding rows.
         self.table = np.zeros((max_sequences + 1, PAGES + self.width), np.int32)
@@ -257,9 +261,12 @@ class Scheduler:
             count = most if most == rest else most // self.page_size * self.page_size
             reach = self.width * self.page_size
             # A tile may reach past the table: what it has there is padding, which is written nowhere.
-            sizes = [size for size in self._prefill_sizes if self._in_tiles or start + size <= reach]
+            may_pass = self._in_tiles or self._whole_pictures
+            sizes = [size for size in self._prefill_sizes if may_pass or start + size <= reach]
             if self._has_pages and sizes:
                 count = min(count, sizes[-1])
+            if self._whole_pictures:
+                count = end_of_chunk(sequence.pictures, start, start + count) - start
             if count <= 0:
                 break
             padded = smallest_holding(sizes or self._prefill_sizes, count)
@@ -364,7 +371,9 @@ class Scheduler:
         size, digests = self.page_size, sequence.digests
         for index in range(len(digests), tokens // size):
             before = digests[-1] if digests else sequence.root
-            digests.append(page_digest(before, sequence.tokens[index * size : (index + 1) * size]))
+            first, last = index * size, (index + 1) * size
+            content = content_between(sequence.pictures, first, last) if sequence.pictures else b""
+            digests.append(page_digest(before, sequence.tokens[first:last], content))
 
 
 def packed_rows(rows: list[tuple[Sequence, int]], shapes: Shapes, table: np.ndarray) -> tuple[np.ndarray, int]:

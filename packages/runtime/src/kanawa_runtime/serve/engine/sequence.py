@@ -10,6 +10,7 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.adapter_slots import LoraSlot
 from kanawa_runtime.serve.engine.page_pool import root_digest
+from kanawa_runtime.serve.engine.picture import PlacedPicture
 from kanawa_runtime.serve.engine.request import OnOutput, RemotePrefill, Request, TokenLogprobs
 from kanawa_runtime.serve.engine.rows import (
     ADAPTER,
@@ -21,6 +22,7 @@ from kanawa_runtime.serve.engine.rows import (
     MIN_TOKENS,
     RANDOM,
     REPETITION,
+    SHIFT,
     STOPS,
     TABLES,
     TEMPERATURE,
@@ -92,6 +94,10 @@ class Sequence:
     remote_prefill: RemotePrefill | None = None
     #: Whether its pages outlive it, for another engine.
     hold_pages: bool = False
+    pictures: tuple[PlacedPicture, ...] = ()
+    #: Of the prompt's tokens, [tokens, streams], where the model has them; a later token is at its place and `shift`.
+    coordinates: np.ndarray | None = None
+    shift: int = 0
     #: The current block of its random numbers, as the bits of floats.
     _uniforms: np.ndarray | None = None
     _block: int = -1
@@ -154,6 +160,7 @@ class Sequence:
         row[TOP_K] = sampling.top_k
         row[HAS_TABLES] = self.flags & TABLES != 0
         row[ADAPTER] = 0 if self.lora_slot is None else self.lora_slot.index
+        row[SHIFT] = self.shift
         row[TEMPERATURE : REPETITION + 1] = float_bits(
             (
                 sampling.temperature,

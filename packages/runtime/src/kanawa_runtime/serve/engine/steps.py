@@ -37,8 +37,15 @@ class Steps:
         self._decode: Callable[..., Any] = kn.functional(model, "decode")
         self._has_slots, self.known, self._vocab = has_slots, known, model.config.vocab_size
         self._has_adapters = has_adapters
+        #: Of a model that reads pictures, whose tokens have coordinates in so many streams.
+        self._picture_token: int | None = None
+        self._streams = 0
         self.num_logprobs, self._fused_steps = num_logprobs, fused_steps
         self._draw = draw_by_noise if noisy_draws else draw_by_sums
+
+    def read_pictures(self, token_id: int, streams: int) -> None:
+        """Sets what stands for pictures, and in how many streams tokens have coordinates; before anything is traced."""
+        self._picture_token, self._streams = token_id, streams
 
     def decode(
         self, params: Any, model_state: Any, kv: KVState, packed: Array, steps: Array
@@ -73,20 +80,28 @@ class Steps:
         return KVState(caches, kv.last.at[rows.slot].set(last)), ids, logits
 
     def prefill(
-        self, params: Any, model_state: Any, kv: KVState, packed: Array, ids: Array
+        self, params: Any, model_state: Any, kv: KVState, packed: Array, ids: Array, *seen: Array
     ) -> tuple[KVState, Int[Array, "1 B"], Float[Array, "B V"]]:
-        """Prefills a chunk [B, T] of each row's prompt; the ids and logits returned count after its last chunk."""
+        """Prefills a chunk [B, T] of each row's prompt; the ids and logits returned count after its last chunk.
+
+        `seen` is what `PictureTower.see` returns, of a model that reads pictures.
+        """
         rows, sequences = self._chunk(packed, ids)
+        ids, sequences = self._with_pictures(ids, sequences, *seen)
         last = jnp.maximum(rows.num_tokens - 1, 0)
         (logits, caches), _ = self._decode(params, model_state, ids, sequences, kv.caches, last)
         return self._after(logits[:, 0], rows, caches, kv)
 
     def score(
-        self, params: Any, model_state: Any, kv: KVState, packed: Array, ids: Array
+        self, params: Any, model_state: Any, kv: KVState, packed: Array, ids: Array, *seen: Array
     ) -> tuple[KVState, Int[Array, "1 B"], Float[Array, "B V"], Int[Array, "T details"]]:
         """Prefills as `prefill` does, and returns the log-probabilities; `ids` have the token after the chunk too."""
         fed, following = ids[:, :-1], ids[:, 1:]
         rows, sequences = self._chunk(packed, fed)
+        fed, sequences = self._with_pictures(fed, sequences, *seen)
+        following = (
+            following if self._picture_token is None else jnp.where(following < 0, self._picture_token, following)
+        )
         (logits, caches), _ = self._decode(params, model_state, fed, sequences, kv.caches)
         every = self._only_known(logits.reshape(-1, logits.shape[-1]))
         details = logprob_details(every, following.reshape(-1), self.num_logprobs)
@@ -116,6 +131,18 @@ class Steps:
         real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.num_tokens[:, None]
         return rows, self._sequences(rows, rows.length, real)
 
+    def _with_pictures(
+        self, ids: Array, sequences: Sequences, pool: Array | None = None, coordinates: Array | None = None
+    ) -> tuple[Array, Sequences]:
+        """Returns the ids with the picture token where they name a row of the pool, whose features the tokens have."""
+        if pool is None or self._picture_token is None:
+            return ids, sequences
+        is_picture = ids < 0
+        features = pool.reshape(-1, pool.shape[-1])[jnp.where(is_picture, -1 - ids, 0)]
+        sequences = sequences._replace(embeddings=features, is_embedded=is_picture)
+        sequences = sequences if coordinates is None else sequences._replace(coordinates=coordinates)
+        return jnp.where(is_picture, self._picture_token, ids), sequences
+
     def _after(self, logits: Array, rows: Rows, caches: Any, kv: KVState) -> tuple[KVState, Array, Array]:
         logits = self._only_known(logits)
         chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -126,7 +153,12 @@ class Steps:
         return logits if self.known is None else jnp.where(self.known[None], logits, -jnp.inf)
 
     def _sequences(self, rows: Rows, lengths: Array, real: Bool[Array, "B T"]) -> Sequences:
+        coordinates = None
+        if self._streams:
+            places = lengths[:, None] + jnp.arange(real.shape[1], dtype=jnp.int32) + rows.shift[:, None]
+            coordinates = jnp.broadcast_to(places[..., None], (*places.shape, self._streams))
         return Sequences(
+            coordinates=coordinates,
             lengths=lengths,
             slots=rows.slot if self._has_slots else None,
             page_table=rows.pages,

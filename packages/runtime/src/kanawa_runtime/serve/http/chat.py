@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from kanawa_runtime.serve.engine.request import Grammar
+from kanawa_runtime.serve.http.chat_pictures import picture_parts, pictures_of
 from kanawa_runtime.serve.http.chat_template import messages_for_template, rendered, tools_for_template
 from kanawa_runtime.serve.http.choice import Choice, Piece
 from kanawa_runtime.serve.http.errors import invalid
@@ -56,18 +57,21 @@ class Chat(TextEndpoint[ChatRequest]):
     def prompt(self, request: ChatRequest) -> list[int]:
         """Returns the ids of the conversation; raises the ApiError of one that the template or the model can't take."""
         service, messages = self.service, messages_for_template(request.messages)
+        count = len(picture_parts(service, request.messages))
         tools = tools_for_template(request.tools) if request.tool_choice != "none" else None
         service.check_texts([messages, tools, request.chat_template_kwargs], "messages")
+        marks = service.model.pictures
         text = rendered(
             service.model.template,
-            messages,
+            messages if marks is None else marks.for_template(messages),
             tools,
             add_generation_prompt=request.add_generation_prompt,
             extra=request.chat_template_kwargs,
         )
         # Templates of chat models write the token that begins a text; the plain one is text alone.
         prefix = request.add_special_tokens or not service.model.template.own
-        return service.prompts.ids(text, prefix=prefix, field="messages", truncate=request.truncate_prompt_tokens)
+        truncate = request.truncate_prompt_tokens
+        return service.prompts.ids(text, prefix=prefix, field="messages", truncate=truncate, num_pictures=count)
 
     def generation(self, exchange: Exchange, request: ChatRequest, grammar: Grammar | None) -> Generation:
         """Returns the choices that continue the conversation."""
@@ -78,7 +82,8 @@ class Chat(TextEndpoint[ChatRequest]):
         most = service.prompts.room(ids, asked, field)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         sampling = service.sampling.read(request, max_tokens=most, logprobs=logprobs, grammar=grammar)
-        return new_generation(service, exchange, request, "chatcmpl", [ids], [sampling])
+        pictures = pictures_of(service, request.messages)
+        return new_generation(service, exchange, request, "chatcmpl", [ids], [sampling], pictures)
 
     def whole(self, request: ChatRequest, generation: Generation, pieces: list[Piece]) -> dict[str, Any]:
         """Returns the response."""

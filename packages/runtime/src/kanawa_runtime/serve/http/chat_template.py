@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kanawa_runtime.data.chats.messages import for_template
+from kanawa_runtime.data.chats.picture_marks import PICTURE
 from kanawa_runtime.data.chats.template import ChatTemplate, turns
 from kanawa_runtime.data.chats.template_process import TemplateError
 from kanawa_runtime.data.records.source import RecordError
 from kanawa_runtime.serve.http.errors import invalid, unprocessable
-from kanawa_runtime.serve.http.protocol import Message, Tool
+from kanawa_runtime.serve.http.protocol import Message, PicturePart, Tool
 
 
 def rendered(
@@ -28,12 +29,24 @@ def rendered(
 
 
 def messages_for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Returns messages as templates read them: content as one text, arguments of calls as objects."""
+    """Returns messages as templates read them: content as one text, arguments of calls as objects.
+
+    Content with pictures is a list of parts (`PictureMarks.for_template`).
+    """
+    made = []
     try:
-        return [
-            for_template(message.model_dump(exclude_none=True), f"messages[{index}]")
-            for index, message in enumerate(messages)
-        ]
+        for index, message in enumerate(messages):
+            fields = message.model_dump(exclude_none=True)
+            parts = message.content if isinstance(message.content, list) else []
+            if any(isinstance(part, PicturePart) for part in parts):
+                fields["content"] = ""
+            made.append(for_template(fields, f"messages[{index}]"))
+            if fields.get("content") == "" and parts:
+                made[-1]["content"] = [
+                    dict(PICTURE) if isinstance(part, PicturePart) else {"type": "text", "text": part.text}
+                    for part in parts
+                ]
+        return made
     except RecordError as error:
         raise invalid(at=error.at, why=error.why) from error
 

@@ -19,6 +19,12 @@ class ServerConfig(Config):
     max_tools: Size = 128
     #: Of a sound file to transcribe.
     max_audio_seconds: Positive = 3600.0
+    #: Pictures of a request; bytes and pixels of each.
+    max_pictures: Size = 16
+    max_picture_bytes: Size = 20 * 2**20
+    max_picture_pixels: Size = 64 * 2**20
+    #: Hosts that pictures may be fetched from by http and https; other addresses than data URLs are refused.
+    picture_hosts: tuple[str, ...] = ()
     #: From the request to its last token; what has been written by then is the answer.
     max_seconds: Positive = 600.0
     #: For a client to send its request, headers or body, once it has begun; and to take a piece of the answer.

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kanawa.config import to_json
-from kanawa.contracts import CausalLM, RepresentsText, Transcribes
+from kanawa.contracts import CausalLM, ReadsPictures, RepresentsText, Transcribes
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.chats.template import template_of
+from kanawa_runtime.data.chats.picture_marks import PictureMarks
+from kanawa_runtime.data.chats.template import ChatTemplate, template_of
+from kanawa_runtime.data.images.decode import pillow
 from kanawa_runtime.data.speech.letters import Letters
 from kanawa_runtime.data.speech.source import SpeechSource
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, tokenizer_of, unreadable
@@ -98,6 +100,7 @@ def served_model(
         no_grammars=no_grammars,
         adapters=tuple(read),
         opened=None if training is None else opened,
+        pictures=_pictures(opened, chosen, tokenizer),
     )
     architecture = to_json(opened.composition.config.model)
     served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
@@ -191,6 +194,15 @@ def _tokenizer(opened: OpenedRun, directory: Path) -> Tokenizer:
         message = f"{unreadable(places[0] if places else directory)}; a server can't take texts without one"
         raise UsageError(message)
     return tokenizer
+
+
+def _pictures(opened: OpenedRun, template: ChatTemplate, tokenizer: Tokenizer) -> PictureMarks | None:
+    """Returns where pictures are in a model's texts, None of one that reads none; raises CorpusError without Pillow."""
+    model = opened.trainer.model
+    if not isinstance(model, ReadsPictures):
+        return None
+    pillow()
+    return PictureMarks(type(model).picture_tokens(model.config), template, tokenizer)
 
 
 def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> Draft | None:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from kanawa_runtime.serve.engine.picture import Picture
 from kanawa_runtime.serve.engine.request import Grammar, Output, Request, SamplingParams
 from kanawa_runtime.serve.growing_text import GrowingText
 from kanawa_runtime.serve.http.choice import Choice, LogprobWriter, Piece
@@ -182,8 +183,12 @@ def new_generation(
     prefix: str,
     prompts: Sequence[Sequence[int]],
     samplings: Sequence[SamplingParams],
+    pictures: tuple[Picture, ...] = (),
 ) -> Generation:
-    """Returns the generation of a request: `samplings` are those of the first choice of each prompt."""
+    """Returns the generation of a request: `samplings` are those of the first choice of each prompt.
+
+    `pictures` are those of the one prompt that has some.
+    """
     adapter, model, deadline = service.adapter(request.model), service.model, time.monotonic()
     deadline += service.config.max_seconds
     count, most = len(prompts) * request.n, service.answers.most_at_once
@@ -212,6 +217,7 @@ def new_generation(
                 client=exchange.client,
                 weight=exchange.weight,
                 deadline=deadline,
+                pictures=pictures,
             )
             generation.choices.append(Choice(own, text, index=index, prompt=place))
         service.metrics.count_prompt(len(ids), request.n, sampling.max_tokens)

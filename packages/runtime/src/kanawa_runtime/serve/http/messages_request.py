@@ -4,6 +4,7 @@ Source: Anthropic's API reference, "Create a Message".
 """
 
 import json
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -14,8 +15,13 @@ from kanawa_runtime.serve.http.validation import Fields, Name, by_type, wrong_fi
 _CACHED = frozenset(("cache_control",))
 _KINDS = {
     "text": "(text)", "tool_use": "(use)", "tool_result": "(result)", "thinking": "(past)",
-    "redacted_thinking": "(past)",
+    "redacted_thinking": "(past)", "image": "(picture)",
 }  # fmt: skip
+
+
+def _kind_of_block(block: Any, allowed: Collection[str] = tuple(_KINDS)) -> str | None:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return _KINDS.get(kind) if isinstance(kind, str) and kind in allowed else None
 
 
 class TextBlock(Fields):
@@ -26,10 +32,53 @@ class TextBlock(Fields):
     text: str
 
 
+class Base64Source(Fields):
+    """A picture's bytes."""
+
+    type: Literal["base64"]
+    media_type: Annotated[str, Field(max_length=64)]
+    data: str
+
+
+class UrlSource(Fields):
+    """Where a picture is."""
+
+    type: Literal["url"]
+    url: str
+
+
+def _kind_of_source(source: Any) -> str | None:
+    kind = source.get("type") if isinstance(source, dict) else None
+    return {"base64": "(base64)", "url": "(url)"}.get(kind) if isinstance(kind, str) else None
+
+
+class PictureBlock(Fields):
+    """A picture."""
+
+    IGNORED = _CACHED
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("(base64)")] | Annotated[UrlSource, Tag("(url)")],
+        Discriminator(_kind_of_source, "kind", "Input should be an object of type base64 or url"),
+    ]
+
+    @property
+    def url(self) -> str:
+        """Its address, or its bytes as a data URL."""
+        source = self.source
+        return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+
+
 #: A text, or its blocks.
 Texts = Annotated[
     Annotated[str, Tag("(text)")] | Annotated[list[TextBlock], Field(fail_fast=True), Tag("(list)")],
     by_type("a text or a list of text blocks"),
+]
+
+
+_Shown = Annotated[
+    Annotated[TextBlock, Tag("(text)")] | Annotated[PictureBlock, Tag("(picture)")],
+    Discriminator(lambda block: _kind_of_block(block, ("text", "image")), "kind", "Input should be a text or an image"),
 ]
 
 
@@ -49,7 +98,10 @@ class ToolResult(Fields):
     IGNORED = _CACHED | {"toolset_name", "is_error"}
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: Texts = ""
+    content: Annotated[
+        Annotated[str, Tag("(text)")] | Annotated[list[_Shown], Field(fail_fast=True), Tag("(list)")],
+        by_type("a text or a list of blocks"),
+    ] = ""
 
 
 class PastThinking(Fields):
@@ -59,16 +111,12 @@ class PastThinking(Fields):
     type: Literal["thinking", "redacted_thinking"]
 
 
-def _kind_of_block(block: Any) -> str | None:
-    kind = block.get("type") if isinstance(block, dict) else None
-    return _KINDS.get(kind) if isinstance(kind, str) else None
-
-
 _Block = Annotated[
     Annotated[TextBlock, Tag("(text)")]
     | Annotated[ToolUse, Tag("(use)")]
     | Annotated[ToolResult, Tag("(result)")]
-    | Annotated[PastThinking, Tag("(past)")],
+    | Annotated[PastThinking, Tag("(past)")]
+    | Annotated[PictureBlock, Tag("(picture)")],
     Discriminator(_kind_of_block, "kind", f"Input should be a block of one of the types {', '.join(_KINDS)}"),
 ]
 
@@ -177,19 +225,22 @@ class CountRequest(SampledRequest, ConversationTemplate):
         messages: list[dict[str, Any]] = []
         if self.system is not None:
             messages.append({"role": "system", "content": _text(self.system)})
-        for message in self.messages:
+        for number, message in enumerate(self.messages):
+            at = f"messages[{number}].content"
             if isinstance(message.content, str):
                 messages.append({"role": message.role, "content": message.content})
                 continue
             # Results answer the calls before them, whatever the user says besides.
-            results = [block for block in message.content if isinstance(block, ToolResult)]
-            for result in results:
-                messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": _text(result.content)})
-            texts = [block.text for block in message.content if isinstance(block, TextBlock)]
+            is_result = [isinstance(block, ToolResult) for block in message.content]
+            for place, result in enumerate(message.content):
+                if isinstance(result, ToolResult):
+                    content = _content(result.content, f"{at}[{place}].content")
+                    messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
             uses = [_call(block) for block in message.content if isinstance(block, ToolUse)]
-            if texts or uses or not results:
+            has_said = any(isinstance(block, TextBlock | PictureBlock) for block in message.content)
+            if has_said or uses or not any(is_result):
                 calls = {"tool_calls": uses} if uses else {}
-                messages.append({"role": message.role, "content": "".join(texts), **calls})
+                messages.append({"role": message.role, "content": _content(message.content, at), **calls})
         return messages
 
 
@@ -206,6 +257,21 @@ class MessagesRequest(CountRequest):
 
 def _text(content: str | list[TextBlock]) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
+
+
+def _content(content: str | Sequence[Fields], at: str) -> str | list[dict[str, Any]]:
+    """Returns the texts as one, or where there are pictures the parts of a chat's message."""
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for number, block in enumerate(content):
+        if isinstance(block, PictureBlock):
+            place = f"{at}[{number}].source"
+            parts.append({"type": "image_url", "image_url": {"url": block.url}, "place": place})
+        elif isinstance(block, TextBlock):
+            parts.append({"type": "text", "text": block.text})
+    has_pictures = any(part["type"] == "image_url" for part in parts)
+    return parts if has_pictures else "".join(part["text"] for part in parts)
 
 
 def _function(tool: ClientTool) -> dict[str, Any]:

@@ -222,6 +222,34 @@ class TextPart(Fields):
     text: str
 
 
+class PictureUrl(Fields):
+    """A data URL with a picture's bytes; `detail` changes nothing here, where each model has one size of pictures."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class PicturePart(Fields):
+    """A picture in a message's content."""
+
+    IGNORED = frozenset(("cache_control", "uuid"))
+    type: Literal["image_url"]
+    image_url: PictureUrl
+    place: Name | None = Field(None, description="what errors call it, unless given: its path")
+
+
+def _kind_of_part(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return {"text": "(text)", "image_url": "(picture)"}.get(kind) if isinstance(kind, str) else None
+
+
+#: A part of a message's content.
+Part = Annotated[
+    Annotated[TextPart, Tag("(text)")] | Annotated[PicturePart, Tag("(picture)")],
+    Discriminator(_kind_of_part, "kind", "Input should be a part of type text or image_url"),
+]
+
+
 class CalledFunction(Fields):
     """A function's name and the text of its arguments."""
 
@@ -245,7 +273,7 @@ class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: (
         Annotated[
-            Annotated[str, Tag("(text)")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("(list)")],
+            Annotated[str, Tag("(text)")] | Annotated[list[Part], Field(fail_fast=True), Tag("(list)")],
             by_type("a text or a list of parts"),
         ]
         | None
@@ -298,7 +326,7 @@ class ChatRequest(TextRequest, ConversationFields):
     REFUSED = TextRequest.REFUSED | {
         "functions": "it has been replaced by tools and tool_choice; give those",
         "function_call": "it has been replaced by tools and tool_choice; give those",
-        "audio": "the models here take text alone",
+        "audio": "the models here write text alone",
     }
     messages: list[Message]
     tool_choice: (

@@ -34,9 +34,34 @@ class InputPart(Fields):
     refusal: str = ""
 
 
+class InputPicture(Fields):
+    """A picture in a message or a result."""
+
+    IGNORED = frozenset(("prompt_cache_breakpoint",))
+    REFUSED = {"file_id": "this server stores no files; send the picture's bytes as a data URL in image_url"}
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+def _kind_of_part(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return "(picture)" if kind == "input_image" else "(text)" if isinstance(kind, str) else None
+
+
 #: A text, or its parts.
 Content = Annotated[
-    Annotated[str, Tag("(text)")] | Annotated[list[InputPart], Field(fail_fast=True), Tag("(list)")],
+    Annotated[str, Tag("(text)")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[InputPart, Tag("(text)")] | Annotated[InputPicture, Tag("(picture)")],
+                Discriminator(_kind_of_part, "kind", "Input should be a part with a type"),
+            ]
+        ],
+        Field(fail_fast=True),
+        Tag("(list)"),
+    ],
     by_type("a text or a list of parts"),
 ]
 
@@ -185,11 +210,13 @@ class ResponsesRequest(SampledRequest, ConversationTemplate):
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        for item in self.input:
+        for number, item in enumerate(self.input):
+            at = f"input[{number}]"
             if isinstance(item, InputMessage):
-                messages.append({"role": item.role, "content": _text(item.content)})
+                messages.append({"role": item.role, "content": _content(item.content, f"{at}.content")})
             elif isinstance(item, FunctionCallOutput):
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+                content = _content(item.output, f"{at}.output")
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             elif isinstance(item, FunctionCall):
                 # Calls, and what was said before them, are one message of the model's.
                 if not messages or messages[-1]["role"] != "assistant":
@@ -200,5 +227,16 @@ class ResponsesRequest(SampledRequest, ConversationTemplate):
         return messages
 
 
-def _text(content: str | list[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content)
+def _content(content: str | list[InputPart | InputPicture], at: str) -> str | list[dict[str, Any]]:
+    """Returns a text, or where there are pictures the parts of a chat's message."""
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for number, part in enumerate(content):
+        if isinstance(part, InputPicture):
+            place = f"{at}[{number}].image_url"
+            parts.append({"type": "image_url", "image_url": {"url": part.image_url}, "place": place})
+        else:
+            parts.append({"type": "text", "text": part.text or part.refusal})
+    has_pictures = any(part["type"] == "image_url" for part in parts)
+    return parts if has_pictures else "".join(part["text"] for part in parts)

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from kanawa.errors import UsageError
 
+from kanawa_runtime.data.chats.picture_marks import PictureMarks
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
 from kanawa_runtime.serve.engine.request import EngineLimits, Grammar, SamplingParams
@@ -29,14 +31,25 @@ class PromptReader:
     limits: EngineLimits
     #: Encodes long texts, in another process.
     encode_large: Callable[[str], np.ndarray] | None = None
+    #: Where pictures are in texts, of a model that reads them.
+    pictures: PictureMarks | None = None
 
     def ids(
-        self, prompt: str | Sequence[int] | np.ndarray, *, prefix: bool, field: str, truncate: int | None = None
+        self,
+        prompt: str | Sequence[int] | np.ndarray,
+        *,
+        prefix: bool,
+        field: str,
+        truncate: int | None = None,
+        num_pictures: int = 0,
     ) -> list[int]:
         """Returns the ids of a prompt, with what the tokenizer begins texts with where `prefix`.
 
-        `truncate` leaves the last so many of them, -1 those that fit. Raises the 400 of a prompt that is too long.
+        `truncate` leaves the last so many of them, -1 those that fit. Raises the 400 of a prompt that is too long, or
+        hasn't the places of `num_pictures`.
         """
+        if num_pictures and truncate is not None:
+            raise invalid("truncate_prompt_tokens", "a prompt with pictures isn't cut; leave out what is too long")
         if isinstance(prompt, str):
             most = self.limits.max_length * _CHARACTERS_A_TOKEN
             if truncate is None and len(prompt) > most:
@@ -47,7 +60,8 @@ class PromptReader:
             try:
                 large = self.encode_large if len(text) >= LARGE else None
                 encode = large or self.tokenizer.encode
-                encoded: list[int] = encode(text).tolist()
+                marks = self.pictures if num_pictures else None
+                encoded: list[int] = (encode(text) if marks is None else marks.encode(text, encode)).tolist()
                 begin = self.tokenizer.prefix_ids if prefix and encoded else ()
                 ids = [*begin, *encoded] or [self.tokenizer.bos_id]
             except TokenizerError as error:
@@ -62,6 +76,11 @@ class PromptReader:
             ids = ids[len(ids) - most :] if 0 < most < len(ids) else ids
         if len(ids) >= self.limits.max_length:
             raise self._too_long(field, f"{len(ids):,} tokens")
+        if self.pictures is not None:
+            try:
+                self.pictures.check_count(ids, num_pictures)
+            except UsageError as error:
+                raise invalid(field, str(error)) from error
         return ids
 
     def room(self, prompt: Sequence[int], asked: int | None, field: str, *, otherwise: int | None = None) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from kanawa_runtime.data.chats.picture_marks import PictureMarks
 from kanawa_runtime.data.chats.template import ChatTemplate
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.engine.request import Engine, TextEngine
@@ -38,6 +39,8 @@ class ServedModel:
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     special: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    #: Where pictures are in its texts, of a model that reads them.
+    pictures: PictureMarks | None = None
 
     def __post_init__(self) -> None:
         files = self.tokenizer.folder_files()

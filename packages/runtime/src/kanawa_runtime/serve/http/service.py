@@ -22,6 +22,7 @@ from kanawa_runtime.serve.http.errors import ApiError, invalid, refused_by_engin
 from kanawa_runtime.serve.http.exchange import Exchange, body_json, json_bytes
 from kanawa_runtime.serve.http.large_requests import LARGE, LargeRequests
 from kanawa_runtime.serve.http.metrics import Metrics
+from kanawa_runtime.serve.http.picture_process import PictureProcesses
 from kanawa_runtime.serve.http.protocol import Structure
 from kanawa_runtime.serve.http.sampling import PromptReader, SamplingReader
 from kanawa_runtime.serve.http.served_model import ServedModel
@@ -146,7 +147,8 @@ class Service:
         limits = model.engine.limits
         self.texts = TokenTexts(model.tokenizer, model.special, limits.max_length)
         self.large = LargeRequests(self.texts, limits, config)
-        self.prompts = PromptReader(model.tokenizer, limits, self.large.encode)
+        self.prompts = PromptReader(model.tokenizer, limits, self.large.encode, model.pictures)
+        self.pictures = PictureProcesses()
         self.sampling = SamplingReader(model.tokenizer, limits, model.defaults)
         places = limits.max_sequences + limits.max_queued
         #: Requests under way, and the answers that they ask for, by client.
@@ -285,6 +287,7 @@ class Service:
         self._readers.close()
         self._large.close()
         self.large.close()
+        self.pictures.close()
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
+from kanawa_runtime.serve.http.chat_pictures import picture_parts
 from kanawa_runtime.serve.http.chat_template import messages_for_template, rendered, tools_for_template
 from kanawa_runtime.serve.http.errors import invalid
 from kanawa_runtime.serve.http.exchange import Exchange
@@ -42,10 +43,13 @@ async def _answer_tokenize(service: Service, body: type[TokenizeRequest], exchan
 def _tokenized(service: Service, request: TokenizeRequest) -> bytes:
     model = service.model
     prefix, text = request.add_special_tokens, request.prompt
+    count = 0
     if text is None:
+        count, marks = len(picture_parts(service, request.messages or ())), model.pictures
+        messages = messages_for_template(request.messages or ())
         text = rendered(
             model.template,
-            messages_for_template(request.messages or ()),
+            messages if marks is None else marks.for_template(messages),
             tools_for_template(request.tools),
             add_generation_prompt=request.add_generation_prompt,
             extra=request.chat_template_kwargs,
@@ -54,6 +58,9 @@ def _tokenized(service: Service, request: TokenizeRequest) -> bytes:
         if len(text) > MAX_TOKENIZED:
             why = f"they have {len(text):,} characters, expected at most {MAX_TOKENIZED:,}"
             raise invalid(at="messages", why=why)
+    if count:
+        ids = service.prompts.ids(text, prefix=bool(prefix), field="messages", num_pictures=count)
+        return service.texts.listed(ids, with_texts=request.return_token_strs)
     texts = service.large if len(text) >= LARGE else service.texts
     return texts.tokenized(text, prefix=prefix or prefix is None, with_texts=request.return_token_strs)
 

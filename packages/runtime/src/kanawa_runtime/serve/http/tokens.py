@@ -23,11 +23,16 @@ class TokenTexts:
     def tokenized(self, text: str, *, prefix: bool, with_texts: bool) -> bytes:
         """Returns the ids of a text, after those that begin one with `prefix`, and the text of each `with_texts`."""
         encoded = self.tokenizer.encode(text).tolist()
-        ids = (list(self.tokenizer.prefix_ids) if prefix else []) + encoded
+        return self.listed((list(self.tokenizer.prefix_ids) if prefix else []) + encoded, with_texts=with_texts)
+
+    def listed(self, ids: list[int], *, with_texts: bool) -> bytes:
+        """Returns ids as JSON, and the text of each `with_texts`."""
         made = {"count": len(ids), "max_model_len": self.max_length, "tokens": ids}
         if with_texts:
             tokens = self.tokenizer.tokens
-            made["token_strs"] = [self.special.get(i) or tokens[i].decode("utf-8", "replace") for i in ids]
+            # Of pictures a tokenizer may know nothing.
+            known = [self.special.get(i) or (tokens[i] if i < len(tokens) else b"") for i in ids]
+            made["token_strs"] = [one if isinstance(one, str) else one.decode("utf-8", "replace") for one in known]
         return json_bytes(made)
 
     def detokenized(self, ids: Sequence[int] | np.ndarray) -> bytes:
