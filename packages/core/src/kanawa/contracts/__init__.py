@@ -39,6 +39,9 @@ from kanawa.contracts.optimizer import Optimizer as Optimizer
 from kanawa.contracts.optimizer import ParameterGroup as ParameterGroup
 from kanawa.contracts.optimizer import ParameterRule as ParameterRule
 from kanawa.contracts.optimizer import ScheduleFactory as ScheduleFactory
+from kanawa.contracts.pictures import Made as Made
+from kanawa.contracts.pictures import MakesPictures as MakesPictures
+from kanawa.contracts.pictures import Sampler as Sampler
 from kanawa.contracts.program import Environment as Environment
 from kanawa.contracts.program import Lowered as Lowered
 from kanawa.contracts.program import Program as Program

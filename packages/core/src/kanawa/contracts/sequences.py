@@ -21,7 +21,8 @@ class Sequences(NamedTuple):
     several streams (time, height, width), for rotary embeddings that turn by each. `memory` is what cross attention
     looks at, with segment ids of its own; with a cache it is passed once, and stored. `adapters` is the slot of
     each sequence in the model's adapter pools, counted from 1; 0 is none. `embeddings` take the place of the tokens'
-    own where `is_embedded`: those of pictures.
+    own where `is_embedded`: those of pictures. `condition` is one vector a row that blocks are modulated by: what a
+    diffusion model knows of the time and of what it is to make.
     """
 
     positions: Int[Array, "batch length"] | None = None
@@ -37,6 +38,7 @@ class Sequences(NamedTuple):
     adapters: Int[Array, " batch"] | None = None
     embeddings: Float[Array, "batch length embed"] | None = None
     is_embedded: Bool[Array, "batch length"] | None = None
+    condition: Float[Array, "batch condition"] | None = None
 
     def token_positions(self, length: int) -> jax.Array:
         """Returns positions that broadcast to [batch, length], int32."""
