@@ -11,11 +11,13 @@ from kanawa.contracts import ImageBatch, Made
 class Denoiser(kn.Module):
     """A network from a noised picture, its time and a wish to what an objective says; a slot of diffusion models.
 
-    A wish is what a batch says of its pictures, as arrays with one row a picture: labels, or ids of texts.
+    A wish is what a batch says of its pictures, as arrays with one row a picture: labels, or ids of texts. One of texts
+    has no `num_labels`.
     """
 
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.REQUIRED
+        num_labels: kn.Count = kn.FROM_PARENT
 
     @classmethod
     def batch_of(cls, cfg: Any) -> type:
@@ -26,7 +28,7 @@ class Denoiser(kn.Module):
     @classmethod
     @abc.abstractmethod
     def made_by(cls, cfg: Any) -> Made:
-        """Returns the pictures, or latents, that a network with this config works on, and what it makes them of."""
+        """Returns the pictures, or latents, that a network with this config works on; its parent knows the labels."""
 
     @kn.nowrap
     def wish_of(self, batch: Any) -> Any:

@@ -37,7 +37,9 @@ class DiffusionModel(MakesPictures):
     sampler: SteppedSampler
 
     class Config(MakesPictures.Config):
-        #: What the labels are called, where that is known; `--data` sets them to those of the data.
+        #: How many labels there are; 0 of a network that takes none, or texts.
+        num_classes: kn.Count = 0
+        #: What the labels are called, where that is known; `--data` sets both to those of the data.
         class_names: tuple[str, ...] = ()
         wish_dropout: kn.Partial = 0.1
         pixels: PixelNorm.Config = PixelNorm.Config()
@@ -51,9 +53,8 @@ class DiffusionModel(MakesPictures):
             """Returns where the sampler doesn't fit what is learned, or names don't fit the labels."""
             problem = self.sampler._target.problem(self.sampler, self.objective)
             problems = [problem] if problem else []
-            labels = self.denoiser._target.made_by(self.denoiser).num_labels
-            if self.class_names and len(self.class_names) != labels:
-                problems.append(f"class_names has {len(self.class_names)} names, and the model {labels} labels")
+            if self.class_names and len(self.class_names) != self.num_classes:
+                problems.append(f"class_names has {len(self.class_names)} names for {self.num_classes} labels")
             return problems
 
     @classmethod
@@ -66,7 +67,7 @@ class DiffusionModel(MakesPictures):
     def made_by(cls, cfg: "DiffusionModel.Config") -> Made:
         """Returns what the network makes, as pictures where there is an autoencoder."""
         made: Made = cfg.denoiser._target.made_by(cfg.denoiser)
-        made = made._replace(label_names=cfg.class_names)
+        made = made._replace(num_labels=cfg.num_classes, label_names=cfg.class_names)
         if cfg.autoencoder is None:
             return made
         shape = cfg.autoencoder._target.picture_shape(cfg.autoencoder, made.shape)
@@ -82,8 +83,9 @@ class DiffusionModel(MakesPictures):
     def setup(self) -> None:
         """Declares the parts."""
         cfg = self.config
-        for name in ("pixels", "autoencoder", "denoiser", "objective", "sampler"):
+        for name in ("pixels", "autoencoder", "objective", "sampler"):
             self.add_child(name, getattr(cfg, name))
+        self.add_child("denoiser", cfg.denoiser, num_labels=cfg.num_classes)
 
     @kn.nowrap
     def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
@@ -106,7 +108,7 @@ class DiffusionModel(MakesPictures):
             wish = _where(left_out, self.denoiser.no_wish(wish), wish)
         else:
             noise_key = jax.random.key(0, impl="threefry2x32")
-            quantiles = jnp.mod((jnp.arange(rows) + 0.5) * _GOLDEN, 1.0)
+            quantiles = jnp.mod((jnp.arange(rows, dtype=jnp.float32) + 0.5) * _GOLDEN, 1.0)
         noise = jax.random.normal(noise_key, pictures.shape, jnp.float32)
         at = self.objective.noising(quantiles)
         signal, level = at.of_pictures()

@@ -65,7 +65,7 @@ class PatchHead(kn.Module):
 class DiT(Denoiser):
     """Patches with positions through blocks that the sum of a time's and a label's embedding modulates.
 
-    `num_labels` 0 takes no labels. `learns_variance` outputs twice the channels, the second half for the variance.
+    Without labels the time is the whole condition. `learns_variance` outputs twice the channels, the second half for the variance.
     """
 
     patches: PatchEmbedding
@@ -77,7 +77,6 @@ class DiT(Denoiser):
 
     class Config(Denoiser.Config):
         image_size: kn.Size = kn.REQUIRED
-        num_labels: kn.Count = 0
         learns_variance: bool = False
         is_latent: bool = False
         patches: PatchEmbedding.Config = PatchEmbedding.Config(patch_size=2)
@@ -95,9 +94,9 @@ class DiT(Denoiser):
 
     @classmethod
     def made_by(cls, cfg: "DiT.Config") -> Made:
-        """Returns square pictures of the labels."""
+        """Returns square pictures."""
         shape = (cfg.image_size, cfg.image_size, cfg.patches.num_channels)
-        return Made(shape, num_labels=cfg.num_labels, is_latent=cfg.is_latent)
+        return Made(shape, is_latent=cfg.is_latent)
 
     def setup(self) -> None:
         """Declares the parts."""
@@ -108,6 +107,9 @@ class DiT(Denoiser):
             self.add_child(name, getattr(cfg, name), output_dim=cfg.input_dim)
         labels: Any = {"num_labels": cfg.num_labels, "output_dim": cfg.input_dim}
         self.add_child("label", cfg.label if cfg.num_labels else None, **labels)
+        # Files of other libraries have both in every block.
+        for name in ("time", "label") if cfg.num_labels else ("time",):
+            self.share(name, getattr(self, name))
         self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
         channels = patch.num_channels * (2 if cfg.learns_variance else 1)
         sizes: Any = {"patch_size": patch.patch_size, "num_channels": channels}
