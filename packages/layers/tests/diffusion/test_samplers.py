@@ -159,7 +159,7 @@ def test_the_second_order_solver_beats_ddim_at_few_steps():
 
     start = np.random.default_rng(0).standard_normal((2, 4, 4, 1)).astype(np.float32)
     fine = sampled(objective, DDIM.Config(num_steps=1000, spacing=Evenly.Config()), start, exact)
-    samplers = (DDIM.Config(num_steps=10, spacing=Evenly.Config()), DPMSolver.Config(num_steps=10, spacing=Evenly.Config()))
+    samplers = (DDIM.Config(num_steps=20, spacing=Evenly.Config()), DPMSolver.Config(num_steps=20))
     few = {cfg._target: sampled(objective, cfg, start, exact) for cfg in samplers}
     errors = {kind: np.abs(x - fine).max() for kind, x in few.items()}
     assert errors[DPMSolver] < 0.5 * errors[DDIM]
