@@ -95,6 +95,7 @@ from kanawa.contracts.strategy import ModelLoss as ModelLoss
 from kanawa.contracts.strategy import Strategy as Strategy
 from kanawa.contracts.trained_run import Evaluation as Evaluation
 from kanawa.contracts.trained_run import Generated as Generated
+from kanawa.contracts.trained_run import Picture as Picture
 from kanawa.contracts.trained_run import Settings as Settings
 from kanawa.contracts.trained_run import TrainedRun as TrainedRun
 from kanawa.contracts.weights import ADAPTERS as ADAPTERS

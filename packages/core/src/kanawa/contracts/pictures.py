@@ -52,7 +52,7 @@ class MakesPictures(Model):
     @abc.abstractmethod
     def make_pictures(
         self,
-        wanted: Int[Array, "B *length"] | None,
+        wanted: Int[Array, " B *length"] | None,
         seeds: UInt32[Array, " B"],
         guidance: Float[Array, " B"] | None = None,
     ) -> Num[Array, "B H W C"]:

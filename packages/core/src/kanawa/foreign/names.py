@@ -51,10 +51,10 @@ class Names(Config):
     names parameters and state arrays; a bare string is the name of an unchanged array. `joined` lists shared
     tensors; `apart` maps a child to the foreign parts its arrays are cut into.
     `repeats` names tensors that may be there again, with the shared module and parameter they must equal:
-    {"weight": "embedding.weight"}. `copies` names such tensors that must be there, and are written too: of a module that
-    one library has once and the other in every layer. `ignored` are patterns of tensors that say nothing (masks, frequency tables).
-    `optional_prefix` is one that some files leave out. `aliases` are how else names may begin in files of the whole
-    model: {"tower.model.": "tower."}.
+    {"weight": "embedding.weight"}. `copies` names such tensors that must be there, and are written too: of a module
+    that the other library has in every layer. `ignored` are patterns of tensors that say nothing (masks, frequency
+    tables). `optional_prefix` is one that some files leave out. `aliases` are how else names may begin in files of the
+    whole model: {"tower.model.": "tower."}.
     """
 
     INTRINSIC = ("children", "tensors", "joined", "apart", "repeats", "copies", "ignored", "optional_prefix", "aliases")

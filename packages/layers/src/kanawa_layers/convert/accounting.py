@@ -104,7 +104,11 @@ def _with_prefix(table: ForeignTable, held: Iterable[str]) -> dict[str, str]:
 
 
 def _may_be_there(table: ForeignTable, name: str) -> bool:
-    return name in table.repeats or name in table.copies or any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored)
+    return (
+        name in table.repeats
+        or name in table.copies
+        or any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored)
+    )
 
 
 def _named(missing: list[str], extra: list[str], table: ForeignTable, held: Mapping[str, Entry]) -> list[str]:

@@ -65,4 +65,5 @@ class CosineBetas(Betas):
         cfg = self.config
         fractions = np.arange(cfg.num_times + 1) / cfg.num_times
         left = np.cos((fractions + cfg.offset) / (1.0 + cfg.offset) * np.pi / 2) ** 2
-        return np.minimum(1.0 - left[1:] / left[:-1], cfg.largest)
+        cut: np.ndarray = np.minimum(1.0 - left[1:] / left[:-1], cfg.largest)
+        return cut

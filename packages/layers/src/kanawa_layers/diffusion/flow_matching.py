@@ -4,7 +4,6 @@ import abc
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 from jaxtyping import Array, Float

@@ -51,7 +51,8 @@ class DiffusionModel(MakesPictures):
 
         def check(self) -> list[str]:
             """Returns where the sampler doesn't fit what is learned, or names don't fit the labels."""
-            problem = self.sampler._target.problem(self.sampler, self.objective)
+            kind: Any = self.sampler._target
+            problem = kind.problem(self.sampler, self.objective)
             problems = [problem] if problem else []
             if self.class_names and len(self.class_names) != self.num_classes:
                 problems.append(f"class_names has {len(self.class_names)} names for {self.num_classes} labels")
@@ -60,17 +61,18 @@ class DiffusionModel(MakesPictures):
     @classmethod
     def batch_of(cls, cfg: "DiffusionModel.Config") -> type:
         """Returns the record that the network learns from."""
-        record: type = cfg.denoiser._target.batch_of(cfg.denoiser)
+        kind: Any = cfg.denoiser._target
+        record: type = kind.batch_of(cfg.denoiser)
         return record
 
     @classmethod
     def made_by(cls, cfg: "DiffusionModel.Config") -> Made:
         """Returns what the network makes, as pictures where there is an autoencoder."""
-        made: Made = cfg.denoiser._target.made_by(cfg.denoiser)
-        made = made._replace(num_labels=cfg.num_classes, label_names=cfg.class_names)
+        made = _made_by_network(cfg)._replace(num_labels=cfg.num_classes, label_names=cfg.class_names)
         if cfg.autoencoder is None:
             return made
-        shape = cfg.autoencoder._target.picture_shape(cfg.autoencoder, made.shape)
+        kind: Any = cfg.autoencoder._target
+        shape = kind.picture_shape(cfg.autoencoder, made.shape)
         return made._replace(shape=shape, is_latent=False)
 
     @classmethod
@@ -123,7 +125,7 @@ class DiffusionModel(MakesPictures):
     ) -> Num[Array, "B H W C"]:
         """Returns pixels, or fp32 latents where there is nothing to decode them with."""
         cfg = self.config
-        made = cfg.denoiser._target.made_by(cfg.denoiser)
+        made = _made_by_network(cfg)
         keys = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
 
         def drawn(fold: Any) -> Float[Array, "B H W C"]:
@@ -150,6 +152,13 @@ class DiffusionModel(MakesPictures):
         if self.autoencoder is not None and normed.shape[1:] == self.made_by(self.config).shape:
             normed = jax.lax.stop_gradient(self.autoencoder.encode(normed))
         return normed.astype(jnp.float32)
+
+
+def _made_by_network(cfg: DiffusionModel.Config) -> Made:
+    """Returns what the network alone makes."""
+    kind: Any = cfg.denoiser._target
+    made: Made = kind.made_by(cfg.denoiser)
+    return made
 
 
 def _where(rows: Array, some: Any, others: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
@@ -53,4 +54,5 @@ class DDIM(SteppedSampler):
 
         numbers = (path.times, signal[:-1], level[:-1], signal[1:], kept, added)
         xs = (jnp.arange(cfg.num_steps), *(jnp.asarray(a, jnp.float32) for a in numbers))
-        return kn.scan(step, start, xs)[0]
+        x: jax.Array = kn.scan(step, start, xs)[0]
+        return x

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
@@ -37,7 +38,8 @@ class DPMSolver(SteppedSampler):
             return (of_x * x + of_now * now + of_before * before, now), None
 
         xs = tuple(jnp.asarray(a, jnp.float32) for a in numbers)
-        return kn.scan(step, (start, jnp.zeros_like(start)), xs)[0][0]
+        x: jax.Array = kn.scan(step, (start, jnp.zeros_like(start)), xs)[0][0]
+        return x
 
 
 def _coefficients(signal: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

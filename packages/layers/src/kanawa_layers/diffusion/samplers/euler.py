@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
@@ -38,4 +39,5 @@ class Euler(SteppedSampler):
             return x + width * network(x, time), None
 
         xs = tuple(jnp.asarray(a, jnp.float32) for a in (path.times, steps))
-        return kn.scan(step, start, xs)[0]
+        x: jax.Array = kn.scan(step, start, xs)[0]
+        return x

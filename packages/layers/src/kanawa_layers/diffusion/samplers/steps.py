@@ -4,7 +4,6 @@ import abc
 from collections.abc import Callable
 from typing import Any
 
-import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import Sampler
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from kanawa.config import Size
 
 from kanawa_runtime.data.images.decode import pillow
-from kanawa_runtime.data.images.draws import Draws
 from kanawa_runtime.data.images.drawn import DrawnPictures
+from kanawa_runtime.data.images.draws import Draws
 from kanawa_runtime.data.images.pictures import PictureSource
 
 Points = tuple[tuple[float, float], ...]
