@@ -24,7 +24,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("positions", "feedforward"),
         ("attention", "moe", "stack", "tune"),
         ("recurrent",),
-        ("speech",),
+        ("speech", "diffusion"),
         ("models",),
         ("recipes", "modifiers"),
         ("convert",),

@@ -39,6 +39,9 @@ from kanawa.contracts.optimizer import Optimizer as Optimizer
 from kanawa.contracts.optimizer import ParameterGroup as ParameterGroup
 from kanawa.contracts.optimizer import ParameterRule as ParameterRule
 from kanawa.contracts.optimizer import ScheduleFactory as ScheduleFactory
+from kanawa.contracts.pictures import Made as Made
+from kanawa.contracts.pictures import MakesPictures as MakesPictures
+from kanawa.contracts.pictures import Sampler as Sampler
 from kanawa.contracts.program import Environment as Environment
 from kanawa.contracts.program import Lowered as Lowered
 from kanawa.contracts.program import Program as Program
@@ -92,6 +95,7 @@ from kanawa.contracts.strategy import ModelLoss as ModelLoss
 from kanawa.contracts.strategy import Strategy as Strategy
 from kanawa.contracts.trained_run import Evaluation as Evaluation
 from kanawa.contracts.trained_run import Generated as Generated
+from kanawa.contracts.trained_run import Picture as Picture
 from kanawa.contracts.trained_run import Settings as Settings
 from kanawa.contracts.trained_run import TrainedRun as TrainedRun
 from kanawa.contracts.weights import ADAPTERS as ADAPTERS

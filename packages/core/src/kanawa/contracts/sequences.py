@@ -22,7 +22,8 @@ class Sequences(NamedTuple):
     looks at, with segment ids of its own; with a cache it is passed once, and stored. `adapters` is the slot of
     each sequence in the model's adapter pools, counted from 1; 0 is none. `embeddings` take the place of the tokens'
     own where `is_embedded`: those of pictures; channels past the model's width are for its first layers. `lookahead`
-    is how many later tokens a causal mask shows each token: the rest of its picture.
+    is how many later tokens a causal mask shows each token: the rest of its picture. `condition` is one vector a row
+    that blocks are modulated by: what a diffusion model knows of the time and of what it is to make.
     """
 
     positions: Int[Array, "batch length"] | None = None
@@ -39,6 +40,7 @@ class Sequences(NamedTuple):
     embeddings: Float[Array, "batch length embed"] | None = None
     is_embedded: Bool[Array, "batch length"] | None = None
     lookahead: Int[Array, "batch length"] | None = None
+    condition: Float[Array, "batch condition"] | None = None
 
     def token_positions(self, length: int) -> jax.Array:
         """Returns positions that broadcast to [batch, length], int32."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack, overload
 
+import numpy as np
+
 from kanawa.config import Config
 from kanawa.contracts.data import Tokenizer
 from kanawa.contracts.roles import Model
@@ -41,6 +43,15 @@ class Generated:
 
     def __str__(self) -> str:
         return f"{self.prompt}{self.text}" if isinstance(self.prompt, str) else str(self.text or self.token_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A picture that a model made: uint8 [height, width, channels]; `label` is None of a model without labels."""
+
+    pixels: np.ndarray = dataclasses.field(repr=False)
+    label: str | None
+    seed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +155,23 @@ class TrainedRun(abc.ABC):
         **settings: Unpack[Settings],
     ) -> Iterator[list[Generated]]:
         """Yields what there is after each prompt, after every token; texts only grow."""
+
+    @abc.abstractmethod
+    def pictures(
+        self,
+        labels: Sequence[int | str] | None = None,
+        *,
+        count: int = 1,
+        seed: int = 0,
+        steps: int | None = None,
+        guidance: float = 2.0,
+        sampler: str | None = None,
+    ) -> list[Picture]:
+        """Returns `count` pictures of each label, all by default, that a model of pictures makes of noise.
+
+        The noise of picture i is that of seed + i. `steps` and `sampler` are the model's own where None; `guidance` 1
+        is the model as it is. Raises UsageError for a model that makes none, and for unknown labels and samplers.
+        """
 
     @abc.abstractmethod
     def evaluate(self, *, data: str | None = None) -> Evaluation:

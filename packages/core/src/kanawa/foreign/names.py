@@ -51,18 +51,20 @@ class Names(Config):
     names parameters and state arrays; a bare string is the name of an unchanged array. `joined` lists shared
     tensors; `apart` maps a child to the foreign parts its arrays are cut into.
     `repeats` names tensors that may be there again, with the shared module and parameter they must equal:
-    {"weight": "embedding.weight"}. `ignored` are patterns of tensors that say nothing (masks, frequency tables).
-    `optional_prefix` is one that some files leave out. `aliases` are how else names may begin in files of the whole
-    model: {"tower.model.": "tower."}.
+    {"weight": "embedding.weight"}. `copies` names such tensors that must be there, and are written too: of a module
+    that the other library has in every layer. `ignored` are patterns of tensors that say nothing (masks, frequency
+    tables). `optional_prefix` is one that some files leave out. `aliases` are how else names may begin in files of the
+    whole model: {"tower.model.": "tower."}.
     """
 
-    INTRINSIC = ("children", "tensors", "joined", "apart", "repeats", "ignored", "optional_prefix", "aliases")
+    INTRINSIC = ("children", "tensors", "joined", "apart", "repeats", "copies", "ignored", "optional_prefix", "aliases")
 
     children: dict[str, str] = {}
     tensors: dict[str, str | Tensor] = {}
     joined: tuple[Joined, ...] = ()
     apart: dict[str, tuple[Sliced, ...]] = {}
     repeats: dict[str, str] = {}
+    copies: dict[str, str] = {}
     ignored: tuple[str, ...] = ()
     optional_prefix: str = ""
     aliases: dict[str, str] = {}

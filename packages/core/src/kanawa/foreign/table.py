@@ -141,10 +141,14 @@ def _cut_in(shape: tuple[int, ...], axis: int, blocks: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ForeignTable:
-    """Every tensor by name; `repeats` maps further names to the tensor they must equal; `ignored` are patterns."""
+    """Every tensor by name; `ignored` are patterns.
+
+    `repeats` maps further names to the tensor they must equal, which may be there, and `copies` such that must be.
+    """
 
     tensors: Mapping[str, ForeignTensor]
     repeats: Mapping[str, str]
+    copies: Mapping[str, str]
     ignored: tuple[str, ...]
     optional_prefix: str
     aliases: Mapping[str, str]
@@ -170,8 +174,10 @@ def table_of(model: NamedModule, *, most: int | None = None) -> ForeignTable:
     whole = [tensor for tensor in tensors.values() if len(tensor.parts) == 1 and not tensor.parts[0].where]
     by_path = {tensor.parts[0].path: tensor.name for tensor in whole}
     repeats = {name: by_path[path] for name, path in walker.repeats.items() if path in by_path}
+    # The first of the copies may be the tensor itself.
+    copies = {name: by_path[path] for name, path in walker.copies.items() if path in by_path and name not in tensors}
     names: Names = model.config.foreign
-    return ForeignTable(tensors, repeats, tuple(walker.ignored), names.optional_prefix, names.aliases)
+    return ForeignTable(tensors, repeats, copies, tuple(walker.ignored), names.optional_prefix, names.aliases)
 
 
 class _Place(NamedTuple):
@@ -193,15 +199,17 @@ class _Walker:
     def __init__(self, most: int | None = None) -> None:
         self._left = most
         self.repeats: dict[str, str] = {}
+        self.copies: dict[str, str] = {}
         self.ignored: list[str] = []
 
     def walk(self, module: NamedModule, at: _Place) -> list[ForeignTensor]:
         """Returns the tensors of a module and all below it."""
         foreign: Names = module.config.foreign
         self.ignored += [_joined_name(at.prefix, pattern) for pattern in foreign.ignored]
-        for name, shared in foreign.repeats.items():
-            owner, _, parameter = shared.partition(".")
-            self.repeats[_joined_name(at.prefix, name)] = f"{_path_of(module.shared_module(owner))}.{parameter}"
+        for named, found in ((foreign.repeats, self.repeats), (foreign.copies, self.copies)):
+            for name, shared in named.items():
+                owner, _, parameter = shared.partition(".")
+                found[_joined_name(at.prefix, name)] = f"{_path_of(module.shared_module(owner))}.{parameter}"
         grouped = {part for group in foreign.joined for part in group.parts}
         collected: list[ForeignTensor] = []
         waiting: dict[str, list[ForeignTensor]] = {}

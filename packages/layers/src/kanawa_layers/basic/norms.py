@@ -63,6 +63,20 @@ class LayerNorm(Norm):
         return y.astype(x.dtype)
 
 
+class UnitLayerNorm(Norm):
+    """(x - mean) / std over the last axis, fp32 inside, result in x's dtype; for blocks that bring scale and shift."""
+
+    class Config(Norm.Config):
+        eps: kn.Epsilon = 1e-6
+
+    def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
+        """Returns the normalised array."""
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+        return (centred * jax.lax.rsqrt(variance + self.config.eps)).astype(x.dtype)
+
+
 class L2Norm(Norm):
     """x / |x| over the last axis, in fp32; result in x's dtype. A zero vector stays zero."""
 

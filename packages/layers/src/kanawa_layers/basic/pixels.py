@@ -29,3 +29,10 @@ class PixelNorm(kn.Module):
                 raise ModuleError(message)
         scaled = images.astype(jnp.float32) / 255.0
         return ((scaled - along_last(mean, 4)) / along_last(stddev, 4)).astype(compute)
+
+    def restore(self, images: Float[Array, "B H W C"]) -> Num[Array, "B H W C"]:
+        """Returns the pixels that normalised images stand for, uint8: rounded, and cut at 0 and 255."""
+        cfg = self.config
+        mean, stddev = (along_last(jnp.asarray(numbers, jnp.float32), 4) for numbers in (cfg.mean, cfg.stddev))
+        pixels = (images.astype(jnp.float32) * stddev + mean) * 255.0
+        return jnp.clip(jnp.round(pixels), 0.0, 255.0).astype(jnp.uint8)

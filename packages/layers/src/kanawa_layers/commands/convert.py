@@ -89,6 +89,7 @@ def _from_hf(args: argparse.Namespace) -> dict[str, Any]:
 
     from kanawa_layers.convert.accounting import describe
     from kanawa_layers.convert.huggingface import HuggingFaceStore
+    from kanawa_layers.convert.model_type import model_type_of
 
     store = HuggingFaceStore(family=args.family)
     folder, _, table, names = store.inspect(args.source)
@@ -97,7 +98,7 @@ def _from_hf(args: argparse.Namespace) -> dict[str, Any]:
         component(_KIND, "run", asker="kanawa-layers")().save(args.destination, store.load(args.source))
     skipped = sorted(set(folder.tensors) - set(names.values()))
     return {
-        "model_type": folder.config["model_type"],
+        "model_type": model_type_of(folder.config),
         "tensors": list(describe(table, dtypes)),
         "skipped": skipped,
         "files": sorted(folder.files),
@@ -107,6 +108,7 @@ def _from_hf(args: argparse.Namespace) -> dict[str, Any]:
 def _to_hf(args: argparse.Namespace) -> dict[str, Any]:
     from kanawa_layers.convert.accounting import describe
     from kanawa_layers.convert.huggingface import HuggingFaceStore
+    from kanawa_layers.convert.model_type import model_type_of
 
     model = _store_of(args.source).load(args.source, args.step)
     dtype = None if args.dtype is None else _DTYPES[args.dtype]
@@ -115,7 +117,7 @@ def _to_hf(args: argparse.Namespace) -> dict[str, Any]:
     if not args.dry_run:
         store.save(args.destination, model)
     return {
-        "model_type": config["model_type"],
+        "model_type": model_type_of(config),
         "tensors": list(describe(table, dtypes)),
         "skipped": [],
         "files": sorted(model.files),

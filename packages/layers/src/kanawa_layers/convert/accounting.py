@@ -77,14 +77,14 @@ def account(subject: str, table: ForeignTable, held: Mapping[str, Entry]) -> dic
     """Returns the folder's name of every tensor of the table; raises TensorMismatchError naming all that don't fit."""
     names = _with_prefix(table, held)
     expected = table.tensors
-    missing = [name for name in expected if name not in names]
+    missing = [name for name in (*expected, *table.copies) if name not in names]
     extra = [name for name in names if name not in expected and not _may_be_there(table, name)]
     problems = _named(missing, extra, table, {name: held[names[name]] for name in extra})
     for name in expected:
         if name in names:
             problems += _misfits(name, expected[name].shape, held[names[name]])
     # Both copies of a tied tensor must be equal, or one of them would be lost silently.
-    for name, original in table.repeats.items():
+    for name, original in (*table.repeats.items(), *table.copies.items()):
         if name in names and original in names and not _equal(held[names[name]], held[names[original]]):
             problems.append(f"{name}: is tied to {original} in this model, but has other values")
     if problems:
@@ -104,7 +104,11 @@ def _with_prefix(table: ForeignTable, held: Iterable[str]) -> dict[str, str]:
 
 
 def _may_be_there(table: ForeignTable, name: str) -> bool:
-    return name in table.repeats or any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored)
+    return (
+        name in table.repeats
+        or name in table.copies
+        or any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored)
+    )
 
 
 def _named(missing: list[str], extra: list[str], table: ForeignTable, held: Mapping[str, Entry]) -> list[str]:
@@ -114,7 +118,7 @@ def _named(missing: list[str], extra: list[str], table: ForeignTable, held: Mapp
     # For a folder of another model, all are missing and all left over.
     compares = len(missing) * len(free) <= _MOST_COMPARED
     for name in missing:
-        shape = table.tensors[name].shape
+        shape = table.tensors[table.copies.get(name, name)].shape
         alike = [e for e in free if held[e].shape == shape] if compares else []
         near = difflib.get_close_matches(name, alike, n=1, cutoff=0.6)
         if near:

@@ -12,6 +12,7 @@ from kanawa.plugins import component, host
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.convert.errors import UnknownFamilyError
+from kanawa_layers.convert.model_type import is_of_diffusers, model_type_of
 from kanawa_layers.feedforward.gated import FusedGatedFeedForward, GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.encoder import EncoderLM
@@ -34,6 +35,10 @@ _TRAINING_ONLY = frozenset(
         "cache",
         "dispatcher",
         "trained_length",
+        # Of diffusion models, whose folders hold the network alone.
+        "objective",
+        "sampler",
+        "wish_dropout",
     }
 )
 #: Errors of a family's `to_foreign` for a model of other layers.
@@ -67,7 +72,7 @@ def model_config(config: Mapping[str, Any]) -> Config:
         method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else "unknown"
         message = f"the checkpoint is quantised ({method}); only plain weights convert: dequantise it first"
         raise ForeignConfigError(message)
-    kind = config["model_type"]
+    kind = model_type_of(config) or ""
     known = family(kind)
     try:
         model = known.from_foreign(config)
@@ -110,7 +115,8 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     for kind in [name] if name else known_families():
         known = family(kind)
         try:
-            config = {"model_type": kind, **known.to_foreign(model)}
+            config = known.to_foreign(model)
+            config = config if is_of_diffusers(config) else {"model_type": kind, **config}
             close[kind] = differences(known.from_foreign(config), model)
         except ForeignConfigError as error:
             unlike.append(f"{kind}: {str(error).splitlines()[0]}")

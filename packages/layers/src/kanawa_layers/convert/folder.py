@@ -17,11 +17,12 @@ from kanawa.guarded_read import check_readable, guarded_json, plain_name
 from kanawa.module import Module
 
 from kanawa_layers.convert.errors import BETWEEN, ConvertError, PickleRefusedError, SafetensorsError, shortened
+from kanawa_layers.convert.model_type import is_of_diffusers, model_type_of
 from kanawa_layers.convert.safetensors_file import Entry, read_header
 
 CONFIG = "config.json"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+#: How names of files of weights begin.
+_WEIGHTS, _WEIGHTS_OF_DIFFUSERS = "model", "diffusion_pytorch_model"
 #: Files of a tokenizer and its chat template.
 CARRIED = (
     "tokenizer*.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "special_tokens_map.json",
@@ -38,6 +39,21 @@ _MOST_COMPARED = 20_000
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
+def weights_name(config: Mapping[str, Any]) -> str:
+    """Returns how the names of a folder's files of weights begin."""
+    return _WEIGHTS_OF_DIFFUSERS if is_of_diffusers(config) else _WEIGHTS
+
+
+def single_file(config: Mapping[str, Any]) -> str:
+    """Returns the name of the one file of weights of a folder without shards."""
+    return f"{weights_name(config)}.safetensors"
+
+
+def index_file(config: Mapping[str, Any]) -> str:
+    """Returns the name of the index of shards."""
+    return f"{single_file(config)}.index.json"
+
+
 @dataclasses.dataclass(frozen=True)
 class Folder:
     """An opened folder. `tensors` maps names to tensors of all shards."""
@@ -49,7 +65,7 @@ class Folder:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Returns config.json; raises ConvertError where there is none, or it isn't an object with a model_type."""
+    """Returns config.json; raises ConvertError where there is none, or it doesn't say what model it is of."""
     file = directory / CONFIG
     if not directory.is_dir():
         message = f"{directory} is not a directory; expected a downloaded Hugging Face model folder"
@@ -59,8 +75,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     except OSError as error:
         message = f"{directory} has no readable {CONFIG}, so it isn't a Hugging Face model folder: {error}"
         raise ConvertError(message) from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        message = f"{file} has no model_type: it isn't a Hugging Face model's config"
+    if not isinstance(config, dict) or model_type_of(config) is None:
+        message = f"{file} has no model_type, and no _class_name: it isn't a Hugging Face model's config"
         raise ConvertError(message)
     return config
 
@@ -72,8 +88,9 @@ def open_folder(directory: Path) -> Folder:
     for path in files.values():
         _check(path, directory)
     tensors: dict[str, Entry] = {}
-    weight_map = _weight_map(directory)
-    for file in _shards(directory, weight_map):
+    index = directory / index_file(config)
+    weight_map = _weight_map(directory, index)
+    for file in _shards(directory, index, single_file(config), weight_map):
         _check(file, directory)
         for name, entry in read_header(file).items():
             if name in tensors:
@@ -83,7 +100,7 @@ def open_folder(directory: Path) -> Folder:
         if len(tensors) > MOST_TENSORS:
             message = f"{directory} has more than {MOST_TENSORS:,} tensors, which no model does; download it again"
             raise SafetensorsError(message)
-    _check_index(directory, weight_map, tensors)
+    _check_index(index, weight_map, tensors)
     return Folder(directory, config, tensors, files)
 
 
@@ -95,17 +112,17 @@ def _check(file: Path, directory: Path) -> None:
         raise ConvertError(message) from error
 
 
-def _shards(directory: Path, weight_map: Mapping[str, str]) -> list[Path]:
-    if (directory / INDEX).exists():
+def _shards(directory: Path, index: Path, single: str, weight_map: Mapping[str, str]) -> list[Path]:
+    if index.exists():
         names = sorted(set(weight_map.values()))
         missing = [name for name in names if not (directory / name).exists()]
         if missing:
             shown = shortened(missing, ", ")
-            message = f"{directory / INDEX} names files that aren't there: {shown}; download them again"
+            message = f"{index} names files that aren't there: {shown}; download them again"
             raise ConvertError(message)
         return [directory / name for name in names]
-    if (directory / SINGLE).exists():
-        return [directory / SINGLE]
+    if (directory / single).exists():
+        return [directory / single]
     others = sorted(path.name for path in directory.glob("*.safetensors"))
     pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
     if pickles and not others:
@@ -115,13 +132,12 @@ def _shards(directory: Path, weight_map: Mapping[str, str]) -> list[Path]:
         )
         raise PickleRefusedError(message)
     others_text = f"; it has {', '.join(others)}, without an index" if others else ""
-    message = f"{directory} has neither {SINGLE} nor {INDEX}{others_text}"
+    message = f"{directory} has neither {single} nor {index.name}{others_text}"
     raise ConvertError(message)
 
 
-def _weight_map(directory: Path) -> dict[str, str]:
+def _weight_map(directory: Path, file: Path) -> dict[str, str]:
     """Returns the file of each tensor as the index says; {} without an index."""
-    file = directory / INDEX
     if not os.path.lexists(file):
         return {}
     try:
@@ -138,12 +154,12 @@ def _weight_map(directory: Path) -> dict[str, str]:
     return names
 
 
-def _check_index(directory: Path, weight_map: Mapping[str, str], tensors: Mapping[str, Entry]) -> None:
+def _check_index(index: Path, weight_map: Mapping[str, str], tensors: Mapping[str, Entry]) -> None:
     problems = [t for t, name in weight_map.items() if t not in tensors or tensors[t].file.name != name]
     if problems:
         known = tensors if len(tensors) * len(problems) <= _MOST_COMPARED else ()
         shown = [f"{t} is not in {weight_map[t]}{did_you_mean(t, known) if known else ''}" for t in problems]
-        message = f"{directory / INDEX} and its shards disagree:\n  {shortened(shown, BETWEEN)}"
+        message = f"{index} and its shards disagree:\n  {shortened(shown, BETWEEN)}"
         raise ConvertError(message)
 
 

@@ -24,14 +24,16 @@ from kanawa_layers.convert.errors import ConvertError, UnknownFamilyError
 from kanawa_layers.convert.families import built, differences, foreign_config, model_config
 from kanawa_layers.convert.folder import (
     CONFIG,
-    INDEX,
-    SINGLE,
     Folder,
     bounded_table,
+    index_file,
     open_folder,
     read_config,
     refuse_implausible,
+    single_file,
+    weights_name,
 )
+from kanawa_layers.convert.model_type import is_of_diffusers, model_type_of
 from kanawa_layers.convert.safetensors_file import DTYPES, write_file
 
 #: The default size of a shard, as the hub's own libraries write it.
@@ -53,7 +55,7 @@ class HuggingFaceStore(ModelStore):
         self.family, self.dtype, self.shard_bytes = family, dtype, shard_bytes
 
     def holds(self, directory: Path) -> bool:
-        """Returns whether config.json has a model_type."""
+        """Returns whether config.json says what model it is of."""
         try:
             return "$type" not in read_config(directory)
         except (ConvertError, UnreadableFileError):
@@ -100,7 +102,8 @@ class HuggingFaceStore(ModelStore):
             usual = _brief(dtypes)["usual"]
             # The older name of `dtype`; with both, they could contradict each other.
             config = {key: value for key, value in config.items() if key != "torch_dtype"}
-            config["dtype"] = _TORCH_DTYPES[usual]
+            if not is_of_diffusers(config):
+                config["dtype"] = _TORCH_DTYPES[usual]
         return config, table, dtypes
 
     def save(self, directory: Path, model: StoredModel) -> None:
@@ -113,30 +116,34 @@ class HuggingFaceStore(ModelStore):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            self._write_tensors(partial, model, table, dtypes)
+            self._write_tensors(partial, config, model, table, dtypes)
             model.write_files(partial)
             (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
             os.replace(partial, directory)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _write_tensors(self, folder: Path, model: StoredModel, table: ForeignTable, dtypes: Dtypes) -> None:
-        tensors = {n: (dtypes[n], table.tensors[n].shape) for n in sorted(table.tensors)}
+    def _write_tensors(
+        self, folder: Path, config: Mapping[str, Any], model: StoredModel, table: ForeignTable, dtypes: Dtypes
+    ) -> None:
+        written = {n: table.copies.get(n, n) for n in sorted({*table.tensors, *table.copies})}
+        tensors = {n: (dtypes[original], table.tensors[original].shape) for n, original in written.items()}
         shards = list(_shards(tensors, self.shard_bytes))
 
         def value(name: str) -> Any:
-            return foreign_value(table.tensors[name], model.params, model.state, DTYPES[dtypes[name]])
+            original = written[name]
+            return foreign_value(table.tensors[original], model.params, model.state, DTYPES[dtypes[original]])
 
         if len(shards) == 1:
-            write_file(folder / SINGLE, tensors, value, _METADATA)
+            write_file(folder / single_file(config), tensors, value, _METADATA)
             return
         weight_map = {}
         for i, names in enumerate(shards, 1):
-            file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+            file = f"{weights_name(config)}-{i:05d}-of-{len(shards):05d}.safetensors"
             write_file(folder / file, {n: tensors[n] for n in names}, value, _METADATA)
             weight_map.update(dict.fromkeys(names, file))
         index = {"metadata": {"total_size": sum(map(_num_bytes, tensors.values()))}, "weight_map": weight_map}
-        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (folder / index_file(config)).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def untuned(model: StoredModel) -> StoredModel:
@@ -158,7 +165,7 @@ def check_free(directory: Path) -> None:
 def _original_config(model: StoredModel, family: str | None) -> dict[str, Any] | None:
     """Returns the config.json the model came with, if that is still this model's."""
     original = model.notes.get("config")
-    if not isinstance(original, dict) or family not in (None, original.get("model_type")):
+    if not isinstance(original, dict) or family not in (None, model_type_of(original)):
         return None
     try:
         unchanged = not differences(model_config(original), model.config)

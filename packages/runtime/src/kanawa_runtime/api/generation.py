@@ -8,7 +8,7 @@ from typing import Any
 from kanawa.contracts import CausalLM, Generated
 from kanawa.errors import UsageError
 
-from kanawa_runtime.api.pictures import asking_ids, pictures_of
+from kanawa_runtime.api.questions import asking_ids, pictures_of
 from kanawa_runtime.data.tokenizers.load import no_tokenizer, tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.open_run import OpenedRun

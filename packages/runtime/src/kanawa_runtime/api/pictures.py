@@ -1,77 +1,62 @@
-"""Pictures that a model is asked about: files, bytes or arrays, and the ids of the questions."""
+"""Pictures of an opened run's model."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-from kanawa.contracts import PictureTokens, ReadsPictures
+from kanawa.contracts import Made, MakesPictures, Picture
 from kanawa.errors import UsageError
-from kanawa.guarded_read import UnreadableFileError, guarded_bytes
 
-from kanawa_runtime.data.chats.picture_marks import PICTURE, PictureMarks
-from kanawa_runtime.data.chats.template import check_jinja, template_of, turns
-from kanawa_runtime.data.chats.template_process import TemplateError
-from kanawa_runtime.data.images.decode import PictureError, pillow
-from kanawa_runtime.data.images.model_pixels import fitted_pixels, pixels_of
-from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.open_run import OpenedRun
-from kanawa_runtime.serve.engine.picture import Picture
-from kanawa_runtime.serve.growing_text import prompt_ids
+from kanawa_runtime.serve.pictures.maker import Asked, PictureMaker, label_id, with_sampler
 
-_MOST_BYTES, _MOST_PIXELS = 2**30, 2**28
-
-
-def pictures_of(opened: OpenedRun, prompts: Sequence[Any], pictures: Sequence[Sequence[Any]]) -> list[list[Picture]]:
-    """Returns the pictures of each prompt; raises UsageError for a model that reads none, and what isn't a picture."""
-    if len(prompts) != len(pictures) or any(isinstance(each, str | bytes | Path) for each in pictures):
-        message = f"there are {len(prompts)} prompts; expected a list of pictures for each, found {len(pictures)}"
-        raise UsageError(message)
-    tokens = _tokens(opened)
-    return [[picture_of(one, tokens.shape) for one in each] for each in pictures]
+#: How far pictures go towards their labels where nothing is said.
+GUIDANCE = 2.0
 
 
-def picture_of(picture: Any, shape: tuple[int, ...]) -> Picture:
-    """Returns a file, bytes, or an array uint8 [height, width, channels] in a model's size; raises UsageError."""
-    named = str(picture) if isinstance(picture, str | Path) else f"a picture of {type(picture).__name__}"
-    try:
-        if isinstance(picture, np.ndarray):
-            return Picture.of(fitted_pixels(pillow().fromarray(Picture.of(picture).pixels), shape))
-        data = picture if isinstance(picture, bytes) else guarded_bytes(Path(picture), most=_MOST_BYTES)
-        return Picture.of(pixels_of(data, shape, _MOST_PIXELS))
-    except (PictureError, OSError, UnreadableFileError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"{named}: {reason}"
-        raise UsageError(message) from error
+def pictures_of(
+    opened: OpenedRun,
+    labels: Sequence[int | str] | None,
+    count: int,
+    seed: int,
+    steps: int | None,
+    guidance: float,
+    sampler: str | None,
+) -> list[Picture]:
+    """Returns `count` pictures of each label (None: of all).
 
-
-def asking_ids(
-    opened: OpenedRun, tokenizer: Tokenizer | None, prompts: Sequence[str], pictures: Sequence[Sequence[Picture]]
-) -> list[list[int]]:
-    """Returns the ids of texts after their pictures: messages in the model's template, where it has one of its own."""
-    assert tokenizer is not None
-    check_jinja()
-    template = template_of(tokenizer.folder_files())
-    marks = PictureMarks(_tokens(opened), template, tokenizer)
-    made = []
-    for text, own in zip(prompts, pictures, strict=True):
-        content = [*(dict(PICTURE) for _ in own), {"type": "text", "text": text}]
-        messages = marks.for_template([{"role": "user", "content": content}])
-        try:
-            asked = template.render(turns(messages, add_generation_prompt=True))
-        except TemplateError as error:
-            message = f"the model's chat template doesn't take the prompt {text[:40]!r}: {error}"
-            raise UsageError(message) from error
-        begin = () if template.own else tokenizer.prefix_ids
-        ids = [*begin, *marks.encode(asked, tokenizer.encode).tolist()]
-        marks.check_count(ids, len(own))
-        made.append(ids if own else prompt_ids(tokenizer, text))
-    return made
-
-
-def _tokens(opened: OpenedRun) -> PictureTokens:
+    Picture i is of the noise of seed + i. Raises UsageError for a model that makes none, unknown labels and samplers.
+    """
     model = opened.trainer.model
-    if not isinstance(model, ReadsPictures):
-        message = f"{opened.directory} holds a {type(model).__name__}, which reads no pictures; leave them out"
+    if not isinstance(model, MakesPictures):
+        message = f"{opened.directory}: {type(model).__qualname__} makes no pictures; models that do are MakesPictures"
         raise UsageError(message)
-    return type(model).picture_tokens(model.config)
+    if count < 1:
+        message = f"--count {count}: expected 1 or more pictures of each label"
+        raise UsageError(message)
+    made = type(model).made_by(model.config)
+    if made.is_latent:
+        shape = " x ".join(map(str, made.shape))
+        message = (
+            f"{opened.directory} makes latents of {shape}, which are no pixels; set model.autoencoder to what decodes "
+            "them"
+        )
+        raise UsageError(message)
+    if made.prompt_length is not None:
+        message = f"{opened.directory} makes pictures of texts, and its encoders of text aren't part of the run"
+        raise UsageError(message)
+    if labels is None:
+        wanted: list[int | None] = [*range(made.num_labels)] or [None]
+    else:
+        wanted = [label_id(made, label) for label in labels]
+    asked = [Asked(label, 0) for label in wanted for _ in range(count)]
+    asked = [Asked(one.label, seed + i) for i, one in enumerate(asked)]
+    cfg = with_sampler(model.config, sampler, steps)
+    built = model if cfg is model.config else cfg.freeze().build()
+    maker = PictureMaker(built, opened.params, opened.state, opened.environment)
+    pixels = maker.make(asked, guidance)
+    return [Picture(array, _name(made, one.label), one.seed) for array, one in zip(pixels, asked, strict=True)]
+
+
+def _name(made: Made, label: int | None) -> str | None:
+    if label is None:
+        return None
+    return made.label_names[label] if made.label_names else str(label)

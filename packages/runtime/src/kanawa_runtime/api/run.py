@@ -7,13 +7,14 @@ from typing import Any, Unpack, overload
 
 from kanawa.api.experiment import Modify, Set, as_modifiers, as_overrides
 from kanawa.config import Config
-from kanawa.contracts import Evaluation, Generated, Model, Settings, TrainedRun, open_storage
+from kanawa.contracts import Evaluation, Generated, Model, Picture, Settings, TrainedRun, open_storage
 from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 from kanawa.status import stage, stages_shown
 
 from kanawa_runtime.api.evaluation import evaluated
 from kanawa_runtime.api.generation import TOKENS, Prompts, generated
+from kanawa_runtime.api.pictures import GUIDANCE, pictures_of
 from kanawa_runtime.api.task_evaluation import task_results
 from kanawa_runtime.checkpoint.layout import EVENTS
 from kanawa_runtime.data.other_data import reads_files
@@ -191,6 +192,21 @@ class Run(TrainedRun):
         sampling = SamplingConfig(**drawn).freeze()
         check_generates(self.directory)
         return generated(self.opened(), prompts, settings.get("max_tokens", TOKENS), sampling, every, pictures)
+
+    def pictures(
+        self,
+        labels: Sequence[int | str] | None = None,
+        *,
+        count: int = 1,
+        seed: int = 0,
+        steps: int | None = None,
+        guidance: float = GUIDANCE,
+        sampler: str | None = None,
+    ) -> list[Picture]:
+        """Returns `count` pictures of each label, all by default; see `TrainedRun.pictures`."""
+        opened = self.opened()
+        with stages_shown(), stage("making pictures"):
+            return pictures_of(opened, labels, count, seed, steps, guidance, sampler)
 
     def evaluate(self, *, data: str | None = None) -> Evaluation:
         """Returns the loss on the held-out split of the run's data, or of `data`; of files all is read."""

@@ -118,7 +118,7 @@ def talk(
 
 def _picture(file: str, shape: tuple[int, ...] | None) -> "Picture":
     """Returns a file's picture; raises UsageError for a model that reads none, and what isn't a picture."""
-    from kanawa_runtime.api.pictures import picture_of
+    from kanawa_runtime.api.questions import picture_of
 
     if shape is None:
         message = f"{file}: this model reads no pictures"

@@ -14,6 +14,8 @@ from kanawa.local_path import local_path
 from kanawa.plugins import Command
 from kanawa.status import stage
 
+from kanawa_runtime.commands import generate_pictures
+
 if TYPE_CHECKING:
     from kanawa.contracts import Generated
 
@@ -22,14 +24,15 @@ def command() -> Command:
     """Returns the verb."""
     return Command(
         name="generate",
-        help="continue prompts with a run's model",
+        help="continue prompts, or make pictures, with a run's model",
         configure=configure,
         run=run,
         example=(
             'kanawa generate runs/quickstart --prompt "def" --max-tokens 100 --temperature 0.7 --top-p 0.9\n'
             "kanawa generate runs/quickstart --prompt-ids 1,2,3 --temperature 0 --json\n"
             "kanawa generate runs/quickstart --input prompts.jsonl --output answers.jsonl\n"
-            'kanawa generate downloads/llava --prompt "What is it?" --picture 0001.jpg --temperature 0'
+            'kanawa generate downloads/llava --prompt "What is it?" --picture 0001.jpg --temperature 0\n'
+            "kanawa generate runs/dit-tiny --label 3 --pictures out/ --steps 20 --guidance 2"
         ),
     )
 
@@ -58,11 +61,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--modify", action="append", default=[], metavar="NAME[:key=value,...]", help="a modifier, such as weight-only"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a prompt, one a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a prompt or picture, one a line")
+    generate_pictures.configure(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Generates; returns 0, or 1 where lines of a file have errors."""
+    if args.pictures is not None:
+        return generate_pictures.generate_pictures(args)
+    generate_pictures.refuse_without_pictures(args)
     if args.input is not None:
         return generate_file(args)
     if args.output is not None:

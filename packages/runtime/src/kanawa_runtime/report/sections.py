@@ -8,10 +8,12 @@ from typing import Any
 
 from kanawa_runtime.report.curves import MEMORY_FIELDS, loss_series, memory_curve, plain_series
 from kanawa_runtime.report.goodput import drawn
+from kanawa_runtime.report.media import gallery
 from kanawa_runtime.report.parts import card, figure, large, per_run, section, table, tile
 from kanawa_runtime.report.plot import HALF
 from kanawa_runtime.report.resources import model_flops_utilization, utilization_text
 from kanawa_runtime.report.run_data import RunData, field_value, unit_of
+from kanawa_runtime.runs.media import media_of
 from kanawa_runtime.serve.growing_text import visible
 from kanawa_runtime.train.screen import human_count, human_duration
 
@@ -159,19 +161,22 @@ def _pairs(figures: Sequence[str]) -> str:
 
 
 def samples(runs: Runs, names: Names) -> str:
-    """What the model wrote after its prompt: at first, last, and once between, so that the change shows."""
-    blocks = []
+    """What the model made at first, last, and once between, so that the change shows: text after a prompt, pictures."""
+    blocks, writes = [], False
     for run, name in zip(runs, names, strict=True):
         records = run.of("sample")
         chosen = [records[i] for i in sorted({0, len(records) // 2, len(records) - 1})] if records else []
         for record in chosen:
             text, prompt = visible(str(record.get("text", ""))), str(record.get("prompt", ""))
             where = f"after {record.get('step', '?')} updates" + (f", {name}" if len(runs) > 1 else "")
-            shown = f"<pre><b>{escape(prompt)}</b>{escape(text)}</pre>"
+            shown = gallery(media_of(record))
+            if not shown:
+                shown, writes = f"<pre><b>{escape(prompt)}</b>{escape(text)}</pre>", True
             if record.get("error"):
                 shown = f'<p class="warn">none: {escape(str(record["error"]))}</p>'
             blocks.append(card(f"<h3>{escape(where)}</h3>{shown}"))
-    note = '<p class="note">The prompt is bold; what follows is the model\'s, the same draws each time.</p>'
+    said = "The prompt is bold; what follows is the model's, the same draws each time."
+    note = f'<p class="note">{said if writes else "Of the same noise each time."}</p>'
     return section("Samples", note + "".join(blocks)) if blocks else ""
 
 

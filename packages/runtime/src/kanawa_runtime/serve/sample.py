@@ -4,11 +4,12 @@ import logging
 from typing import Any
 
 import jax
-from kanawa.contracts import CausalLM, DataSource, Environment
+from kanawa.contracts import CausalLM, DataSource, Environment, MakesPictures
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.generate import Generator, SamplingConfig
 from kanawa_runtime.serve.growing_text import prompt_ids, text_after
+from kanawa_runtime.serve.pictures.samples import PictureSampler
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +53,16 @@ class Sampler:
         return text_after(self._tokenizer, prompt, completion.token_ids)
 
 
-def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:
-    """Returns the sampler of an experiment; None without a prompt, for what writes no text, and in a gang.
+def sampler_of(
+    prompt: str, model: Any, source: DataSource, environment: Environment
+) -> Sampler | PictureSampler | None:
+    """Returns the sampler of an experiment; None of text without a prompt, for what makes neither, and in a gang.
 
     In a gang every process would have to decode too, and one that failed would block the others.
     """
+    if isinstance(model, MakesPictures) and jax.process_count() == 1:
+        made = type(model).made_by(model.config)
+        return None if made.is_latent or made.prompt_length is not None else PictureSampler(model, environment)
     tokenizer = source.tokenizer if prompt else None
     if not isinstance(tokenizer, Tokenizer) or not isinstance(model, CausalLM) or jax.process_count() > 1:
         return None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from kanawa.contracts import Batch, DataSource, Environment, Program
+from kanawa.contracts import Batch, DataSource, Environment, MakesPictures, Program
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 from kanawa.plugins import component
@@ -165,13 +165,13 @@ _NAME = "kanawa-runtime:generate"
 class Sampler(Protocol):
     """Writes samples of one model."""
 
-    def sample(self, params: Any, state: Any) -> dict[str, str]:
-        """Returns the `prompt` and the `text` after it, or an `error`; never raises."""
+    def sample(self, params: Any, state: Any) -> dict[str, Any]:
+        """Returns the `prompt` and the `text` after it, or pictures as `media`, or an `error`; never raises."""
 
 
 def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:
-    """Returns the sampler of an experiment; None without a prompt, and for what writes no text."""
-    if not prompt:
+    """Returns the sampler of an experiment; None without a prompt, and for what makes neither text nor pictures."""
+    if not prompt and not isinstance(model, MakesPictures):
         return None
     sampler: Sampler | None = component("samplers", _NAME, asker="kanawa-runtime")(prompt, model, source, environment)
     return sampler

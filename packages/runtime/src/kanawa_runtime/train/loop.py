@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import prepare
-from kanawa.contracts import Batch, CausalLM, CheckpointSaveError
+from kanawa.contracts import Batch, CausalLM, CheckpointSaveError, MakesPictures
 from kanawa.errors import KanawaError
 
 from kanawa_runtime import faults
@@ -178,9 +178,9 @@ class _Running:
             attempt.screen.close()
             attempt.journal.close()
         source, prompt = attempt.trainer.source, attempt.config.sample_prompt
-        for line in ending(
-            outcome, self.command, source, prompt, generates=isinstance(attempt.trainer.model, CausalLM)
-        ):
+        model = attempt.trainer.model
+        kinds = {"generates": isinstance(model, CausalLM), "draws": isinstance(model, MakesPictures)}
+        for line in ending(outcome, self.command, source, prompt, **kinds):
             attempt.screen.say(line)
         return outcome
 

@@ -75,10 +75,10 @@ def shown(path: Path | str) -> str:
 
 
 def ending(
-    outcome: Outcome, command: str, source: DataSource, prompt: str = "", *, generates: bool = True
+    outcome: Outcome, command: str, source: DataSource, prompt: str = "", *, generates: bool = True, draws: bool = False
 ) -> Iterator[str]:
     """Yields the lines of the end. `command` is what was typed, which resumes the run; of a run that is done, only
-    commands that its data can serve are named, and `generate` only where its model `generates`.
+    commands that its data can serve are named, and `generate` only where its model `generates` text, or `draws` pictures.
     """
     if outcome.kind == "done":
         run = shlex.quote(shown(outcome.run))
@@ -87,7 +87,8 @@ def ending(
         asked = "--prompt-ids 1,2,3"
         if source.tokenizer is not None:
             asked = f"--prompt {shlex.quote(prompt or 'Once upon a time')}"
-        following = [f"kanawa generate {run} {asked}"] if generates else []
+        asked = "--pictures pictures/" if draws else asked
+        following = [f"kanawa generate {run} {asked}"] if generates or draws else []
         following += [f"kanawa eval {run}"] if source.held_out() is not None else []
         for number, one in enumerate([*following, f"kanawa report {run}"]):
             yield f"{'      ' if number else 'next: '}{one}"

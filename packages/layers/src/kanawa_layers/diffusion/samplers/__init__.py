@@ -1,0 +1,1 @@
+"""Samplers: how noise becomes a picture, one a file."""

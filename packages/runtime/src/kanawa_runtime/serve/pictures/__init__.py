@@ -1,0 +1,1 @@
+"""Making pictures with a trained model."""
