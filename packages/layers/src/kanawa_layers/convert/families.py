@@ -24,6 +24,7 @@ KIND = "hf_families"
 #: Fields that only training uses, by their last name: no Hugging Face config records them, so comparisons ignore them.
 _TRAINING_ONLY = frozenset(
     {
+        "image_size",
         "init_scale",
         "init_stddev",
         "scan",

@@ -1,5 +1,6 @@
 """The vision transformer: a tower from images to tokens, and the classifier on top of it."""
 
+import abc
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,39 @@ from kanawa_layers.basic.pooling import Pooling
 from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
 
 
-class VisionTransformer(kn.Module):
+class ImageEncoder(kn.Module):
+    """Pictures to a sequence of vectors; what `ImageClassifier` has in its slot `encoder`."""
+
+    class Config(kn.Module.Config):
+        input_dim: kn.Size = kn.FROM_PARENT
+
+        @property
+        def num_prefix(self) -> int:
+            """How many vectors come before those of places."""
+            return 0
+
+        @property
+        def has_class_token(self) -> bool:
+            """Whether the first vector stands for the whole picture."""
+            return False
+
+    @classmethod
+    def image_shape(cls, cfg: Any) -> Mapping[str, tuple[int, ...]]:
+        """Returns {"images": (height, width, channels)} that data are to have; {} where any will do."""
+        del cfg
+        return {}
+
+    @abc.abstractmethod
+    def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B T E"]:
+        """Returns the vectors; integers are pixels, 0 to 255."""
+
+    @kn.nowrap
+    @abc.abstractmethod
+    def flops_per_image(self, shape: tuple[int, ...]) -> float:
+        """Returns forward matmul FLOPs of an image [height, width, channels]."""
+
+
+class VisionTransformer(ImageEncoder):
     """Images to tokens (Dosovitskiy et al. 2020, arXiv:2010.11929): a class token, registers, then the patches.
 
     `num_registers` learned tokens, which no loss reads, take what a model would else store in patches that show little
@@ -35,8 +68,7 @@ class VisionTransformer(kn.Module):
     stack: Stack
     norm: Norm | None
 
-    class Config(kn.Module.Config):
-        input_dim: kn.Size = kn.FROM_PARENT
+    class Config(ImageEncoder.Config):
         pixels: PixelNorm.Config = PixelNorm.Config()
         patches: PatchEmbedding.Config = PatchEmbedding.Config()
         class_token: bool = True
@@ -51,6 +83,16 @@ class VisionTransformer(kn.Module):
         def num_prefix(self) -> int:
             """How many tokens come before those of the patches."""
             return self.class_token + self.num_registers
+
+        @property
+        def has_class_token(self) -> bool:
+            """As configured."""
+            return self.class_token
+
+    @classmethod
+    def image_shape(cls, cfg: Any) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shape that learned positions are for, a square."""
+        return image_shape(cfg)
 
     def setup(self) -> None:
         """Declares the parts, `class_token` [embed], zero, and `registers` [registers, embed]."""
@@ -106,7 +148,7 @@ class ImageClassifier(Model):
 
     batch = ImageBatch
 
-    encoder: VisionTransformer
+    encoder: ImageEncoder
     pooling: Pooling | None
     head: Linear
 
@@ -116,14 +158,14 @@ class ImageClassifier(Model):
         #: What the classes are called, where that is known; `--data` sets both to those of the data.
         class_names: tuple[str, ...] = ()
         label_smoothing: kn.Partial = 0.0
-        encoder: VisionTransformer.Config = kn.REQUIRED
+        encoder: ImageEncoder.Config = kn.REQUIRED
         pooling: Pooling.Config | None = None
         head: Linear.Config = Linear.Config(bias=True)
 
         def check(self) -> list[str]:
             """Returns what there would be nothing to classify by."""
             problems = []
-            if self.pooling is None and not self.encoder.class_token:
+            if self.pooling is None and not self.encoder.has_class_token:
                 problems.append("encoder has no class token, and pooling is None; set pooling=MeanPooling.Config()")
             if self.class_names and len(self.class_names) != self.num_classes:
                 problems.append(f"class_names has {len(self.class_names)} names for {self.num_classes} classes")
@@ -131,8 +173,9 @@ class ImageClassifier(Model):
 
     @classmethod
     def row_shapes(cls, cfg: "ImageClassifier.Config") -> Mapping[str, tuple[int, ...]]:
-        """Returns the shape of the images, where it follows from the positions: they are square then."""
-        return image_shape(cfg.encoder)
+        """Returns the shape of the images that the encoder names."""
+        shape: Mapping[str, tuple[int, ...]] = cfg.encoder._target.image_shape(cfg.encoder)
+        return shape
 
     def setup(self) -> None:
         """Declares the encoder, the pooling and the head."""
