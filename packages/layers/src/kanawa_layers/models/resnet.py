@@ -10,34 +10,11 @@ import kanawa as kn
 from jaxtyping import Array, Float, Num
 from kanawa.contracts import Norm
 
-from kanawa_layers.basic.conv import Conv
+from kanawa_layers.basic.conv import Conv, square_conv
 from kanawa_layers.basic.norms import BatchNorm
 from kanawa_layers.basic.pixels import PixelNorm
 from kanawa_layers.feedforward.activations import relu
 from kanawa_layers.models.vision import ImageEncoder
-
-#: Of torch's convolutions, which are [outputs, inputs, height, width].
-CONV_2D = kn.foreign.Names(
-    tensors={
-        "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Permuted.Config(order=(3, 2, 0, 1))),
-        "bias": "bias",
-    }
-)
-
-
-def square_conv(size: int, stride: int = 1, *, bias: bool = False) -> Conv.Config:
-    """Returns a convolution of `size` x `size` pixels, padded as torch's are with padding=size // 2."""
-    padding = ((size // 2, size // 2),) * 2
-    return Conv.Config(
-        window=(size, size),
-        strides=(stride, stride),
-        padding=padding,
-        bias=bias,
-        # The channels of pictures are few: only the outputs are cut.
-        axes=(None, "embed"),
-        foreign=CONV_2D,
-    )
-
 
 class ConvNorm(kn.Module):
     """activation(norm(convolution(x))); `activation` None leaves it out."""

@@ -6,8 +6,9 @@ from typing import Any
 import kanawa as kn
 from kanawa.contracts import ForeignConfigError, ForeignFamily
 
+from kanawa_layers.basic.conv import square_conv
 from kanawa_layers.basic.pooling import MeanPooling
-from kanawa_layers.models.resnet import ConvNorm, ConvStage, ResidualConvs, ResNet, square_conv
+from kanawa_layers.models.resnet import ConvNorm, ConvStage, ResidualConvs, ResNet
 from kanawa_layers.models.vision import ImageClassifier
 from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect
 from kanawa_layers.recipes.vit import class_names_of, class_names_written
