@@ -25,6 +25,9 @@ KIND = "hf_families"
 _TRAINING_ONLY = frozenset(
     {
         "image_size",
+        "text_length",
+        # Of videos, in the same way.
+        "shape",
         "init_scale",
         "init_stddev",
         "scan",

@@ -100,8 +100,8 @@ class TextReader(kn.Module):
         return x, pooled.astype(x.dtype), segments
 
 
-class PooledText(kn.Module):
-    """down(activation(up(x))) of one vector a text, to the condition's width."""
+class TextProjection(kn.Module):
+    """down(activation(up(x))) of a text's pooled vector or of its states, to another width."""
 
     up: Linear
     down: Linear
@@ -120,7 +120,7 @@ class PooledText(kn.Module):
         add_linear(self, "up", cfg.input_dim, cfg.output_dim, (None, "embed"))
         add_linear(self, "down", cfg.output_dim, cfg.output_dim, ("embed", None))
 
-    def forward(self, x: Float[Array, "B P"]) -> Float[Array, "B E"]:
+    def forward(self, x: Float[Array, "... P"]) -> Float[Array, "... E"]:
         """Returns the vectors."""
         return self.down(self.config.activation(self.up(x)))
 
@@ -134,7 +134,7 @@ class MMDiT(Denoiser):
     patches: PatchEmbedding
     positions: StoredGrid
     time: TimeEmbedding
-    pooled: PooledText
+    pooled: TextProjection
     context: Linear
     text: TextReader | None
     stack: Stack
@@ -149,7 +149,7 @@ class MMDiT(Denoiser):
         patches: PatchEmbedding.Config = PatchEmbedding.Config(patch_size=2)
         positions: StoredGrid.Config = StoredGrid.Config()
         time: TimeEmbedding.Config = TimeEmbedding.Config()
-        pooled: PooledText.Config = PooledText.Config()
+        pooled: TextProjection.Config = TextProjection.Config()
         context: Linear.Config = Linear.Config(bias=True)
         text: TextReader.Config | None = None
         stack: Stack.Config = kn.REQUIRED
