@@ -18,6 +18,7 @@ from kanawa.contracts.batch import ImageTextBatch as ImageTextBatch
 from kanawa.contracts.batch import PreferenceBatch as PreferenceBatch
 from kanawa.contracts.batch import RolloutBatch as RolloutBatch
 from kanawa.contracts.batch import SpeechBatch as SpeechBatch
+from kanawa.contracts.batch import TextLatentsBatch as TextLatentsBatch
 from kanawa.contracts.checkpointer import Checkpointer as Checkpointer
 from kanawa.contracts.checkpointer import CheckpointError as CheckpointError
 from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveError

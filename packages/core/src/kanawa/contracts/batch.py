@@ -134,6 +134,18 @@ class ImageTextBatch(NamedTuple):
     label_ids: Int[Array, "batch labels length"] | None = None
 
 
+class TextLatentsBatch(NamedTuple):
+    """Latents of pictures or videos, each with what encoders made of its text: precomputed; weight 0 is padding.
+
+    Latents are floats, scaled as the model takes them, channels last; `pooled` is one vector a text where models read it.
+    """
+
+    images: Float[Array, "batch *places channels"]
+    states: Float[Array, "batch length text_embed"]
+    pooled: Float[Array, "batch pooled_embed"] | None
+    loss_weights: Float[Array, " batch"]
+
+
 class ImageChatBatch(NamedTuple):
     """Rows of tokens with pictures, to be predicted as in Batch, whose fields these are beside `images`.
 

@@ -410,6 +410,15 @@ class CausalLM(Model):
         vocab_size: Size = REQUIRED
         input_dim: Size = REQUIRED
 
+    @classmethod
+    def hidden_token(cls, cfg: Any) -> int | None:
+        """Returns the id in place of tokens that a model with this config fills in; None: it continues texts.
+
+        Such a model sees both sides: `decode` without caches predicts every token of its rows, at its own place.
+        """
+        del cfg
+        return None
+
     @abc.abstractmethod
     def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
         """Returns the first residual stream."""

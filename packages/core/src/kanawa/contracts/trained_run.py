@@ -16,13 +16,18 @@ from kanawa.contracts.roles import Model
 
 
 class Settings(TypedDict, total=False):
-    """How tokens are drawn: at most `max_tokens` (128), `temperature` (0.8; 0 is greedy), `top_k`, `top_p`, `seed`."""
+    """How tokens are drawn: at most `max_tokens` (128), `temperature` (0.8; 0 is greedy), `top_k`, `top_p`, `seed`.
+
+    Of a model that fills in: `denoising_steps` (one a token), and `block_tokens` from left to right (all at once).
+    """
 
     max_tokens: int
     temperature: float
     top_k: int | None
     top_p: float | None
     seed: int
+    denoising_steps: int | None
+    block_tokens: int | None
 
 
 @dataclasses.dataclass(frozen=True)

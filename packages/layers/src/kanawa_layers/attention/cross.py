@@ -11,7 +11,7 @@ from kanawa.errors import ModuleError
 from kanawa.kernels import MaskSpec
 
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct
-from kanawa_layers.attention.projections import NAMES, Heads, add_projections, head_dim_of
+from kanawa_layers.attention.projections import NAMES, Heads, add_projections, head_dim_of, normed
 from kanawa_layers.attention.slots import OutputGate, Sinks
 from kanawa_layers.basic.linear import Linear
 
@@ -48,6 +48,8 @@ class CrossAttention(SequenceMixer):
         output: Linear.Config = Linear.Config()
         query_norm: Norm.Config | None = None
         key_norm: Norm.Config | None = None
+        #: Whether norms span all heads at once, as in Wan, instead of one.
+        norm_all_heads: bool = False
         sinks: Sinks.Config | None = None
         gate: OutputGate.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
@@ -59,8 +61,9 @@ class CrossAttention(SequenceMixer):
         head_dim = head_dim_of(self)
         self.heads = Heads(cfg.input_dim, cfg.num_heads, cfg.num_kv_heads or cfg.num_heads, head_dim)
         add_projections(self, cfg, self.heads, memory_dim=cfg.memory_dim)
-        self.add_child("query_norm", cfg.query_norm, input_dim=head_dim)
-        self.add_child("key_norm", cfg.key_norm, input_dim=head_dim)
+        widths = self.heads.norm_widths(cfg.norm_all_heads)
+        for name, width in zip(("query_norm", "key_norm"), widths, strict=True):
+            self.add_child(name, getattr(cfg, name), input_dim=width)
         self.add_child("sinks", cfg.sinks, num_heads=cfg.num_heads)
         self.add_child("gate", cfg.gate, input_dim=cfg.input_dim, num_heads=cfg.num_heads, head_dim=head_dim)
         scale = 1.0 / math.sqrt(head_dim) if cfg.scale is None else cfg.scale
@@ -71,7 +74,7 @@ class CrossAttention(SequenceMixer):
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns what tokens take from the memory, and the cache; raises ModuleError where there is no memory."""
         q = self.query(x)
-        q = self.tag("query", q if self.query_norm is None else self.query_norm(q))
+        q = self.tag("query", q if self.query_norm is None else normed(self.query_norm, q, self.config.norm_all_heads))
         q = kn.constrain(q, ("batch", "length", "heads", "head_dim"))
         if sequences.memory is not None:
             k, v = self._keys_values(sequences.memory)
@@ -93,7 +96,7 @@ class CrossAttention(SequenceMixer):
 
     def _keys_values(self, memory: Float[Array, "B S M"]) -> tuple[jax.Array, jax.Array]:
         k = self.key(memory)
-        k = k if self.key_norm is None else self.key_norm(k)
+        k = k if self.key_norm is None else normed(self.key_norm, k, self.config.norm_all_heads)
         return self.tag("key", k), self.tag("value", self.value(memory))
 
     @kn.nowrap

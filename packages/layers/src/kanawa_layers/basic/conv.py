@@ -159,3 +159,26 @@ class ConvTranspose(kn.Module):
         del context_length
         cfg = self.config
         return float(2.0 * math.prod(cfg.window) * cfg.input_dim * cfg.output_dim)
+
+
+#: Of torch's convolutions, which are [outputs, inputs, height, width].
+CONV_2D = kn.foreign.Names(
+    tensors={
+        "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Permuted.Config(order=(3, 2, 0, 1))),
+        "bias": "bias",
+    }
+)
+
+
+def square_conv(size: int, stride: int = 1, *, bias: bool = False) -> Conv.Config:
+    """Returns a convolution of `size` x `size` pixels, padded as torch's are with padding=size // 2."""
+    padding = ((size // 2, size // 2),) * 2
+    return Conv.Config(
+        window=(size, size),
+        strides=(stride, stride),
+        padding=padding,
+        bias=bias,
+        # The channels of pictures are few: only the outputs are cut.
+        axes=(None, "embed"),
+        foreign=CONV_2D,
+    )

@@ -24,6 +24,10 @@ KIND = "hf_families"
 #: Fields that only training uses, by their last name: no Hugging Face config records them, so comparisons ignore them.
 _TRAINING_ONLY = frozenset(
     {
+        "image_size",
+        "text_length",
+        # Of videos, in the same way.
+        "shape",
         "init_scale",
         "init_stddev",
         "scan",

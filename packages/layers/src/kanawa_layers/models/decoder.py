@@ -53,6 +53,12 @@ class DecoderLM(CausalLM, RepresentsText):
         kind = cfg.loss._target
         return cls.batch if kind is None else kind.batch
 
+    @classmethod
+    def hidden_token(cls, cfg: Any) -> int | None:
+        """Returns that of the loss."""
+        token: int | None = cfg.loss._target.hidden_token(cfg.loss)
+        return token
+
     def setup(self) -> None:
         """Declares the parts and shares the embedding with the head."""
         cfg = self.config

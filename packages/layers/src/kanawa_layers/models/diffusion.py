@@ -116,7 +116,7 @@ class DiffusionModel(MakesPictures):
         signal, level = at.of_pictures()
         output = self.predict(signal * pictures + level * noise, at.times, wish)
         target = self.objective.prediction.target(pictures, noise, signal, level)
-        squares = jnp.mean((output[..., : target.shape[-1]] - target) ** 2, axis=(1, 2, 3))
+        squares = jnp.mean((output[..., : target.shape[-1]] - target) ** 2, axis=tuple(range(1, target.ndim)))
         weights = batch.loss_weights
         self.add_loss("mean_squares", jnp.sum(squares * weights), jnp.sum(weights), primary=True)
 
@@ -139,7 +139,7 @@ class DiffusionModel(MakesPictures):
             both = _joined(wanted, self.denoiser.no_wish(wanted))
             output = self.predict(jnp.concatenate([x, x]), jnp.concatenate([times, times]), both)
             of_wish, of_nothing = jnp.split(output[..., : made.shape[-1]], 2)
-            return of_nothing + guidance[:, None, None, None] * (of_wish - of_nothing)
+            return of_nothing + guidance.reshape(-1, *(1,) * (of_wish.ndim - 1)) * (of_wish - of_nothing)
 
         images = self.sampler(network, drawn(0), self.objective, lambda step: drawn(_STEPS + step))
         if self.autoencoder is not None:

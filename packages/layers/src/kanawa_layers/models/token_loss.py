@@ -30,6 +30,12 @@ class TokenLoss(kn.Module):
     def forward(self, x: Float[Array, "B T E"], head: Any, batch: Batch) -> None:
         """Adds the terms of the logits that `head` computes (None with `reads_stream`), sums over weighted tokens."""
 
+    @classmethod
+    def hidden_token(cls, cfg: Any) -> int | None:
+        """Returns the id that stands for a token to be filled in; None of a loss whose model continues texts."""
+        del cfg
+        return None
+
     @kn.nowrap
     def record_by_source(
         self, sums: Float[Array, " B"], weights: Float[Array, " B"], sources: Float[Array, "B S"]

@@ -20,35 +20,48 @@ from kanawa_layers.basic.pooling import Pooling
 from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
 
 
-class PictureTower(kn.Module):
-    """Images to tokens, of which `Config.num_prefix` come before those of the patches, rows of them one by one."""
+class ImageEncoder(kn.Module):
+    """Pictures to a sequence of vectors; what `ImageClassifier` has in its slot `encoder`."""
 
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
 
         @property
         def num_prefix(self) -> int:
-            """How many tokens come before those of the patches."""
+            """How many vectors come before those of places."""
             return 0
 
-    @classmethod
-    @abc.abstractmethod
-    def image_shape(cls, cfg: Any) -> Mapping[str, tuple[int, ...]]:
-        """Returns {"images": (height, width, channels)} of a tower for images of one size; {} of others."""
+        @property
+        def has_class_token(self) -> bool:
+            """Whether the first vector stands for the whole picture."""
+            return False
 
     @classmethod
-    @abc.abstractmethod
-    def patch_size(cls, cfg: Any) -> int:
-        """Returns the side of a patch in pixels."""
+    def image_shape(cls, cfg: Any) -> Mapping[str, tuple[int, ...]]:
+        """Returns {"images": (height, width, channels)} that data are to have; {} where any will do."""
+        del cfg
+        return {}
 
     @abc.abstractmethod
     def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B T E"]:
-        """Returns the last stream of all tokens."""
+        """Returns the vectors; integers are pixels, 0 to 255."""
 
     @kn.nowrap
     @abc.abstractmethod
     def flops_per_image(self, shape: tuple[int, ...]) -> float:
         """Returns forward matmul FLOPs of an image [height, width, channels]."""
+
+
+class PictureTower(ImageEncoder):
+    """Images to tokens, of which `Config.num_prefix` come before those of the patches, rows of them one by one."""
+
+    class Config(ImageEncoder.Config):
+        pass
+
+    @classmethod
+    @abc.abstractmethod
+    def patch_size(cls, cfg: Any) -> int:
+        """Returns the side of a patch in pixels."""
 
 
 class VisionTransformer(PictureTower):
@@ -82,6 +95,11 @@ class VisionTransformer(PictureTower):
         def num_prefix(self) -> int:
             """How many tokens come before those of the patches."""
             return self.class_token + self.num_registers
+
+        @property
+        def has_class_token(self) -> bool:
+            """As configured."""
+            return self.class_token
 
     @classmethod
     def image_shape(cls, cfg: Any) -> Mapping[str, tuple[int, ...]]:
@@ -148,7 +166,7 @@ class ImageClassifier(Model):
 
     batch = ImageBatch
 
-    encoder: VisionTransformer
+    encoder: ImageEncoder
     pooling: Pooling | None
     head: Linear
 
@@ -158,14 +176,14 @@ class ImageClassifier(Model):
         #: What the classes are called, where that is known; `--data` sets both to those of the data.
         class_names: tuple[str, ...] = ()
         label_smoothing: kn.Partial = 0.0
-        encoder: VisionTransformer.Config = kn.REQUIRED
+        encoder: ImageEncoder.Config = kn.REQUIRED
         pooling: Pooling.Config | None = None
         head: Linear.Config = Linear.Config(bias=True)
 
         def check(self) -> list[str]:
             """Returns what there would be nothing to classify by."""
             problems = []
-            if self.pooling is None and not self.encoder.class_token:
+            if self.pooling is None and not self.encoder.has_class_token:
                 problems.append("encoder has no class token, and pooling is None; set pooling=MeanPooling.Config()")
             if self.class_names and len(self.class_names) != self.num_classes:
                 problems.append(f"class_names has {len(self.class_names)} names for {self.num_classes} classes")
@@ -173,7 +191,7 @@ class ImageClassifier(Model):
 
     @classmethod
     def row_shapes(cls, cfg: "ImageClassifier.Config") -> Mapping[str, tuple[int, ...]]:
-        """Returns the shape of the images, where it follows from the positions: they are square then."""
+        """Returns the shape of the images that the encoder names."""
         return image_shape(cfg.encoder)
 
     def setup(self) -> None:

@@ -107,14 +107,9 @@ def vit(
 def from_hf(config: Foreign) -> ImageClassifier.Config:
     """Returns the model of a `vit` config.json."""
     expect(config, qkv_bias=True)
-    labels = config.get("id2label") or {}
-    cfg = vit(
-        **arguments(config, _KEYS),
-        image_size=config["image_size"],
-        num_classes=len(labels) or config.get("num_labels", 2),
-    )
-    names = tuple(labels[key] for key in sorted(labels, key=int))
-    cfg.set(class_names=() if names == _numbered(len(names)) else names)
+    names, count = class_names_of(config)
+    cfg = vit(**arguments(config, _KEYS), image_size=config["image_size"], num_classes=count)
+    cfg.set(class_names=names)
     cfg.encoder.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "gelu")))
     return cfg
 
@@ -125,15 +120,29 @@ def to_hf(cfg: Any) -> dict[str, Any]:
     if encoder.num_registers or not encoder.class_token or cfg.pooling is not None:
         message = "a vit in Hugging Face's form has a class token, no registers and no pooling"
         raise ForeignConfigError(message)
-    names = cfg.class_names or _numbered(cfg.num_classes)
     return {
         "architectures": ["ViTForImageClassification"],
         **written(cfg, _KEYS),
         "image_size": round((encoder.positions.max_length - 1) ** 0.5) * encoder.patches.patch_size,
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
+        **class_names_written(cfg),
         "hidden_act": activation_name(encoder.stack.layer.feed_forward.activation, "gelu"),
         "qkv_bias": True,
+    }
+
+
+def class_names_of(config: Foreign) -> tuple[tuple[str, ...], int]:
+    """Returns the names of a config's classes, () where they are only numbered, and their count."""
+    labels = config.get("id2label") or {}
+    names = tuple(labels[key] for key in sorted(labels, key=int))
+    return () if names == _numbered(len(names)) else names, len(labels) or config.get("num_labels", 2)
+
+
+def class_names_written(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `class_names_of`, of a classifier's config."""
+    names = cfg.class_names or _numbered(cfg.num_classes)
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
     }
 
 

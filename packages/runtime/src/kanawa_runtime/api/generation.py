@@ -13,8 +13,9 @@ from kanawa_runtime.data.tokenizers.load import no_tokenizer, tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
-from kanawa_runtime.serve.generate import Completion, Generator, SamplingConfig
-from kanawa_runtime.serve.growing_text import GrowingText, prompt_ids
+from kanawa_runtime.serve.generate import Completion, SamplingConfig
+from kanawa_runtime.serve.growing_text import GrowingText
+from kanawa_runtime.serve.unmasking import check_sampling, generator_of, prompt_to_fill_after
 
 logger = logging.getLogger(__name__)
 
@@ -43,28 +44,23 @@ def generated(
     tokenizer = _tokenizer(opened, is_needed=is_text)
     if is_text and tokenizer is None:
         raise no_tokenizer(opened)
-    seen = None if pictures is None or not any(map(len, pictures)) else pictures_of(opened, prompts, pictures)
-    vocab_size = opened.composition.config.model.vocab_size
-    if seen is not None and is_text:
-        texts: Any = prompts
-        ids = asking_ids(opened, tokenizer, texts, seen)
-    else:
-        ids = [_ids(prompt, tokenizer, vocab_size) for prompt in prompts]
-    longest = max(map(len, ids)) + max_tokens
-    if opened.trained_length is not None and longest > opened.trained_length:
-        why = f"of {opened.trained_length}: what comes after those may make no sense"
-        logger.warning("%d tokens are asked for, and the model was trained on sequences %s", longest, why)
     model = opened.trainer.model
     if not isinstance(model, CausalLM):
         message = f"{opened.directory}: {type(model).__qualname__} continues no prompt; models that do are CausalLMs"
         raise UsageError(message)
-    generator = Generator(
-        model,
-        opened.params,
-        state=opened.state,
-        environment=opened.environment,
-        known=None if tokenizer is None else tokenizer.known,
-    )
+    check_sampling(model, sampling)
+    seen = None if pictures is None or not any(map(len, pictures)) else pictures_of(opened, prompts, pictures)
+    if seen is not None and is_text:
+        texts: Any = prompts
+        ids = asking_ids(opened, tokenizer, texts, seen)
+    else:
+        ids = [_ids(prompt, tokenizer, model) for prompt in prompts]
+    longest = max(map(len, ids)) + max_tokens
+    if opened.trained_length is not None and longest > opened.trained_length:
+        why = f"of {opened.trained_length}: what comes after those may make no sense"
+        logger.warning("%d tokens are asked for, and the model was trained on sequences %s", longest, why)
+    known = None if tokenizer is None else tokenizer.known
+    generator = generator_of(model, opened.params, opened.state, opened.environment, known)
     stop = () if tokenizer is None else tokenizer.stop_ids
     each: Sequence[str | list[int]] = prompts
     growing = [_Growing(prompt, one, tokenizer) for prompt, one in zip(each, ids, strict=True)]
@@ -114,15 +110,16 @@ def _tokenizer(opened: OpenedRun, *, is_needed: bool) -> Tokenizer | None:
         return None
 
 
-def _ids(prompt: str | list[int], tokenizer: Tokenizer | None, vocab_size: int) -> list[int]:
+def _ids(prompt: str | list[int], tokenizer: Tokenizer | None, model: CausalLM) -> list[int]:
     if isinstance(prompt, str):
         assert tokenizer is not None
-        ids = prompt_ids(tokenizer, prompt)
-        last = tokenizer.tokens[ids[-1]]
+        ids = prompt_to_fill_after(model, tokenizer, prompt)
+        last = tokenizer.tokens[ids[-1]] if ids else b""
         if last and not last.strip(b" \t") and any(t.startswith(last) and t != last for t in tokenizer.tokens):
             why = "ends in a space, which this tokenizer writes with the next word: leave it out"
             logger.warning("the prompt %r %s", prompt[-40:], why)
         return ids
+    vocab_size = model.config.vocab_size
     outside = [i for i in prompt if not 0 <= i < vocab_size]
     if outside:
         message = f"prompt {prompt}: {outside} are outside of the vocabulary, 0 to {vocab_size - 1}"

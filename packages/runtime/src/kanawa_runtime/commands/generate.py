@@ -30,6 +30,7 @@ def command() -> Command:
         example=(
             'kanawa generate runs/quickstart --prompt "def" --max-tokens 100 --temperature 0.7 --top-p 0.9\n'
             "kanawa generate runs/quickstart --prompt-ids 1,2,3 --temperature 0 --json\n"
+            "kanawa generate runs/diffusion --prompt def --denoising-steps 32\n"
             "kanawa generate runs/quickstart --input prompts.jsonl --output answers.jsonl\n"
             'kanawa generate downloads/llava --prompt "What is it?" --picture 0001.jpg --temperature 0\n'
             "kanawa generate runs/dit-tiny --label 3 --pictures out/ --steps 20 --guidance 2"
@@ -56,6 +57,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest mass P")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the draws")
+    parser.add_argument("--denoising-steps", type=int, metavar="K", help="of masked diffusion (default: one a token)")
+    parser.add_argument("--block-tokens", type=int, metavar="N", help="of masked diffusion: fill N at a time in order")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
     parser.add_argument(
@@ -80,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(message)
     import kanawa as kn
 
-    settings = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
+    names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "denoising_steps", "block_tokens")
+    settings = {name: getattr(args, name) for name in names}
     opened = kn.open(args.run_directory, on=args.on, step=args.step, modify=args.modify)
     prompts: Any = args.prompt or [_ids(text) for text in args.prompt_ids]
     pictures: Any = [args.picture] * len(prompts) if args.picture else None

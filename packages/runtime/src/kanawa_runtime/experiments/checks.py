@@ -8,6 +8,7 @@ from kanawa.contracts import Batch, CausalLM, DataSource, MaskedLM, Model
 from kanawa.errors import KanawaError
 
 from kanawa_runtime.data.masked import MaskedTokens
+from kanawa_runtime.data.masked_diffusion import MaskedDiffusionRows
 from kanawa_runtime.data.no_rows import NoRows
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
@@ -101,6 +102,14 @@ def _hiding(config: Any, kind: type[Model]) -> str:
             f"model: {kind.__qualname__} predicts hidden tokens, and data hides none; take the model with --modify "
             "model:name=NAME, which hides them, or put the data into `masked`"
         )
+    if issubclass(kind, CausalLM):
+        hidden, diffuses = kind.hidden_token(config.model), isinstance(config.data, MaskedDiffusionRows.Config)
+        if diffuses != (hidden is not None) or (diffuses and config.data.build().mask_id != hidden):
+            found = f"hides tokens as {config.data.build().mask_id}" if diffuses else "hides none as that id"
+            return (
+                f"model.loss takes {'no id' if hidden is None else hidden} for a hidden token, and data {found}; "
+                "set both with --modify masked-diffusion, after modifiers that replace one of them"
+            )
     if issubclass(kind, CausalLM) and isinstance(config.data, MaskedTokens.Config):
         return (
             f"model: {kind.__qualname__} predicts the next token, and data hides some, for one that sees both sides; "

@@ -8,8 +8,9 @@ from kanawa.contracts import CausalLM, DataSource, Environment, MakesPictures
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.generate import Generator, SamplingConfig
-from kanawa_runtime.serve.growing_text import prompt_ids, text_after
+from kanawa_runtime.serve.growing_text import text_after
 from kanawa_runtime.serve.pictures.samples import PictureSampler
+from kanawa_runtime.serve.unmasking import Unmasker, generator_of, prompt_to_fill_after
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class Sampler:
     def __init__(self, model: CausalLM, tokenizer: Tokenizer, prompt: str, environment: Environment) -> None:
         self.prompt = prompt
         self._model, self._tokenizer, self._environment = model, tokenizer, environment
-        self._generator: Generator | None = None
+        self._generator: Generator | Unmasker | None = None
         self._error: str | None = None
 
     def sample(self, params: Any, state: Any) -> dict[str, str]:
@@ -43,10 +44,10 @@ class Sampler:
     def _text(self, params: Any, state: Any) -> str:
         if self._generator is None:
             known = self._tokenizer.known
-            self._generator = Generator(self._model, params, state=state, environment=self._environment, known=known)
+            self._generator = generator_of(self._model, params, state, self._environment, known)
         else:
             self._generator.load(params, state)
-        prompt = prompt_ids(self._tokenizer, self.prompt)
+        prompt = prompt_to_fill_after(self._model, self._tokenizer, self.prompt)
         sampling = SamplingConfig(temperature=0.7, top_p=0.9)
         (completion,) = self._generator.generate([prompt], _TOKENS, sampling, self._tokenizer.stop_ids)
         self._generator.unload()

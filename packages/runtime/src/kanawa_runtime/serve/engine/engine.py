@@ -102,6 +102,12 @@ class LLMEngine:
         if not isinstance(model, CausalLM):
             message = f"{run.directory} holds a {type(model).__name__}, which generates no text: only causal models do"
             raise UsageError(message)
+        if type(model).hidden_token(model.config) is not None:
+            message = (
+                f"{run.directory} holds a model that fills in hidden tokens, and an engine continues texts; "
+                "use kanawa generate, one prompt at a time or several --prompt"
+            )
+            raise UsageError(message)
         tokenizer = tokenizer_of(run)
         known = None if tokenizer is None else tokenizer.known
         return cls(model, run.params, run.state, run.environment, config, known, draft, run.trained_length)
