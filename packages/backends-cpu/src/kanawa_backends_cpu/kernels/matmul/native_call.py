@@ -41,14 +41,12 @@ def choose_blocks(variant: Variant, sizes: tuple[int, int, int], batch: int) -> 
 
 @functools.cache
 def _native_call(variant: Variant) -> NativeCall:
-    emit = (
-        native_pairs.emit_block if variant.pairs else native_amx.emit_block if variant.amx else native_code.emit_block
-    )
+    emitter = native_pairs if variant.pairs else native_amx if variant.amx else native_code
 
     def count_items(code: Code, buffers: Operands) -> ir.Value:
         return native_code.emit_blocking(variant, code, buffers).total
 
-    return NativeCall("matmul", functools.partial(emit, variant), count_items, operands=3, results=1)
+    return NativeCall("matmul", functools.partial(emitter.emit_block, variant), count_items, operands=3, results=1)
 
 
 def call(
