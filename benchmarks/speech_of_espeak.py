@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import kanawa as kn
@@ -61,7 +62,7 @@ def write_speech(folder: Path, sentences: int) -> None:
     (folder / "speech.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def word_error_rates(run: kn.Run) -> dict[str, float]:
+def word_error_rates(run: Any) -> dict[str, float]:
     """Returns the rates of a run on its held-out recordings, greedily, in known voices and in the new one."""
     rows = run.config.data.clone().build().held_out()
     transcribe = jax.jit(lambda p, s, x, n: kn.functional(run.model, "transcribe")(p, s, x, n, 24)[0].ids)

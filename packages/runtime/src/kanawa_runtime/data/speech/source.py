@@ -24,8 +24,8 @@ class SpeechSource(MediaFiles):
     batch = SpeechBatch
     unit = "letters"
     remedy: ClassVar[str] = (
-        "cut it or raise data.max_seconds, convert it or set data.convert=true, or leave such rows out with "
-        "--set data.on_bad=skip"
+        "data.max_seconds is the longest, data.convert=true takes other rates and channels, and data.on_bad=skip "
+        "leaves such rows out (--set, or in --data after a colon)"
     )
 
     class Config(MediaFiles.Config):
