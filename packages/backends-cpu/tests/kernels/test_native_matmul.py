@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kanawa_backends_cpu.kernels.matmul import available
-from kanawa_backends_cpu.processor import Processor
+from kanawa_backends_cpu.processor import Processor, processor
 
 native_call = pytest.importorskip("kanawa_backends_cpu.kernels.matmul.native_call")
 
@@ -68,6 +68,16 @@ def test_registers_of_other_processors(monkeypatch, registers, transpose, dtype,
     monkeypatch.setattr(native_call, "has_amx_tiles", lambda: False)
     for sizes in SIZES:
         assert_right(sizes, transpose, transpose, dtype, result)
+
+
+@HERE
+@pytest.mark.skipif(not processor().has("avx512f", "avx512_bf16"), reason="no AVX-512 for bfloat16 here")
+@pytest.mark.parametrize("result", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("transpose_a", "transpose_b"), list(itertools.product((False, True), repeat=2)))
+def test_pairs_in_vectors_where_there_are_no_tiles(monkeypatch, transpose_a, transpose_b, result):
+    monkeypatch.setattr(native_call, "has_amx_tiles", lambda: False)
+    for sizes in SIZES:
+        assert_right(sizes, transpose_a, transpose_b, "bfloat16", result)
 
 
 def test_a_processor_without_known_registers_has_no_native_matmuls(monkeypatch):
@@ -128,11 +138,11 @@ def test_threads_at_once_get_the_same_bits_as_one(dtype):
 @given(
     sizes=st.tuples(*(st.integers(1, 5000),) * 3),
     batch=st.integers(1, 64),
-    amx=st.booleans(),
+    unit=st.sampled_from(["", "amx", "pairs"]),
     lanes=st.sampled_from(REGISTERS),
 )
-def test_blocks_cover_a_result_and_fit_what_is_packed(sizes, batch, amx, lanes):
-    variant = native_call.Variant(False, False, amx, False, *lanes, amx)
+def test_blocks_cover_a_result_and_fit_what_is_packed(sizes, batch, unit, lanes):
+    variant = native_call.Variant(False, False, bool(unit), False, *lanes, unit == "amx", unit == "pairs")
     rows, columns, depth = native_call.choose_blocks(variant, sizes, batch)
     assert 0 < rows <= variant.max_block[0] and rows % variant.tile[0] == 0
     assert 0 < columns <= variant.max_block[1] and columns % variant.tile[1] == 0

@@ -88,7 +88,8 @@ def items_of(files: Iterable[str], root: str, kind: Kind, on_bad: OnBad) -> List
             else f"{kind.noun}s ({suffixes}), each beside a .txt of its name"
         )
         message = (
-            f"no {kind.noun} is in {', '.join(files)} below {root}, which has {len(found)} files ({names}): expected "
+            f"no {kind.noun} is in {', '.join(files)} below {root}, which has {names}"
+            f"{f' and {len(found) - _FEW_SHOWN:,} other files' if len(found) > _FEW_SHOWN else ''}: expected "
             f"{folders}, a table ({', '.join(sorted(RECORD_SUFFIXES))}) with the fields {kind.field} and "
             f"{kind.text_field}, or .tar shards"
         )
@@ -162,8 +163,10 @@ class _Reading:
     def _row_problem(self, fields: Mapping[str, Any]) -> str:
         kind = self._kind
         for field in (kind.field, kind.text_field):
-            if field not in fields or fields[field] in ("", None):
+            if field not in fields:
                 return f"no {field}{did_you_mean(field, fields)}; the row has {', '.join(fields)}"
+            if fields[field] in ("", None):
+                return f"{field} is empty; the row has {', '.join(fields)}"
         held = fields[kind.field]
         if not isinstance(held, str | bytes) and not (
             isinstance(held, dict) and (held.get("bytes") or held.get("path"))

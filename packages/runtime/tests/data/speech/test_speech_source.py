@@ -71,7 +71,7 @@ def test_samples_of_every_width(tmp_path, width):
 def test_sound_that_cannot_be_used(tmp_path):
     write_wave(tmp_path / "x.wav", np.zeros(50), rate=16_000)
     content = (tmp_path / "x.wav").read_bytes()
-    with pytest.raises(SoundError, match=r"1 channels at 16000 Hz, expected one at 8000 Hz; convert it: ffmpeg"):
+    with pytest.raises(SoundError, match=r"1 channel at 16000 Hz, expected one at 8000 Hz; convert it: ffmpeg"):
         sound_samples(content, RATE, 100)
     with pytest.raises(SoundError, match="more than the limit of 0.00 s"):
         sound_samples(content, 16_000, 40)
@@ -131,6 +131,7 @@ def test_what_a_header_says_is_checked_before_samples_are_read(content, problem)
     ("line", "problem"),
     [
         ({"audio": "0.wav"}, "speech.jsonl:13: no text; .*the row has audio"),
+        ({"audio": "0.wav", "text": ""}, "text is empty; the row has audio, text"),
         ({"audio": "gone.wav", "text": "a"}, "audio: .*gone.wav isn't there; paths are relative to the table"),
         ({"audio": "0.wav", "text": "a1"}, "text: it has '1', which data.alphabet lacks"),
         ({"audio": "0.wav", "text": "a" * 9}, r"text: it has 9 letters, more than data.sequence_length \(8\)"),
@@ -155,12 +156,26 @@ def test_a_bad_record_stops_or_is_left_out_and_counted(tmp_path, line, problem):
 def test_a_broken_file_stops_or_is_a_row_without_weight(tmp_path, caplog):
     folder_of(tmp_path, 1)
     (tmp_path / "0.wav").write_bytes(b"RIFF....WAVEbroken")
-    with pytest.raises(CorpusError, match=r"0.wav: it isn't a WAV file.* raise data.max_seconds, or leave"):
+    with pytest.raises(CorpusError, match=r"0.wav: it isn't a WAV file.* data.on_bad=skip leaves"):
         source(tmp_path, validation_one_in=0).row(0)
     skipping = source(tmp_path, validation_one_in=0, on_bad="skip")
     rows = [skipping.row(index) for index in range(100)]
     assert rows[0]["audio_lengths"] == 0 and not any(row["loss_weights"].any() for row in rows)
     assert skipping.num_left_out == 100 and len(caplog.records) < 10
+
+
+def test_other_rates_and_channels_are_converted_where_asked(tmp_path):
+    folder_of(tmp_path, 1)
+    # 0.04 s of a tone of 200 Hz in the left channel alone, at three times the rate.
+    tone = np.sin(2 * np.pi * 200 * np.arange(960) / (3 * RATE))
+    write_wave(tmp_path / "0.wav", np.stack([0.8 * tone, 0 * tone], axis=1).ravel(), rate=3 * RATE, channels=2)
+    with pytest.raises(CorpusError, match=r"0.wav: it has 2 channels at 24000 Hz.* data.convert=true takes other"):
+        source(tmp_path, validation_one_in=0).row(0)
+    row = source(tmp_path, validation_one_in=0, convert=True).row(0)
+    assert row["audio_lengths"] == 320
+    wanted = 0.4 * np.sin(2 * np.pi * 200 * np.arange(320) / RATE)
+    # The filter's ends see silence.
+    np.testing.assert_allclose(row["audio"][20:300], wanted[20:300], atol=0.01)
 
 
 def test_few_recordings_train_where_none_is_held_out(tmp_path):

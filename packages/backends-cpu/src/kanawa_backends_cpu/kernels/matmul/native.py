@@ -17,7 +17,7 @@ SMALLEST = {"float32": 2**26, "bfloat16": 2**20}
 
 
 class NativeMatmul(Kernel):
-    """Reads either layout in place, and sums in fp32; bfloat16 by AMX tiles where the processor has them."""
+    """Reads either layout in place, and sums in fp32; bfloat16 by AMX's tiles or AVX-512's pairs, if any."""
 
     name: ClassVar[str] = "matmul.cpu.native"
     priority: ClassVar[int] = 20

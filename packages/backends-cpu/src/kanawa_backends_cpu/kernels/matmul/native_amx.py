@@ -37,10 +37,12 @@ _SUMS, _LEFTS, _RIGHTS = ((0, 1), (2, 3)), (4, 5), (6, 7)
 
 def emit_block(variant: Variant, code: Code, buffers: Operands, item: ir.Value) -> None:
     """Emits the code of one block."""
-    _Block(variant, code, buffers, item).emit()
+    Block(variant, code, buffers, item).emit()
 
 
-class _Block:
+class Block:
+    """A block of the result: packs its operands part by part of K, and adds the products square by square."""
+
     def __init__(self, variant: Variant, code: Code, buffers: Operands, item: ir.Value) -> None:
         self.variant, self.code, self.builder = variant, code, code.builder
         self.place = Place(variant, code, buffers, item)
@@ -52,7 +54,7 @@ class _Block:
         lefts, rights, sums = 2 * AMX_ROWS * AMX_DEPTH, 2 * AMX_COLUMNS * AMX_DEPTH, 4 * AMX_ROWS * AMX_COLUMNS
         with scratch(code, lefts + rights + sums) as memory:
             left, right, self.sums = (code.gep(memory, i64(at), _I8) for at in (0, lefts, lefts + rights))
-            self._configure()
+            self.begin()
 
             def part(start: ir.Value) -> None:
                 depth = code.min(self.place.blocking.depth, builder.sub(self.k, start))
@@ -65,13 +67,13 @@ class _Block:
                         i64(0),
                         place.rows,
                         AMX_SQUARE,
-                        lambda row: self._square(left, right, depth, row, column, first),
+                        lambda row: self.square(left, right, depth, row, column, first),
                     )
 
                 code.loop(i64(0), place.columns, AMX_SQUARE, squares)
 
             code.loop(i64(0), self.k, self.place.blocking.depth, part)
-            self._call("tilerelease")
+            self.end()
             store_sums(code, place, self.sums, self.n, self.variant)
 
     def _call(self, name: str, *arguments: ir.Value) -> None:
@@ -79,7 +81,7 @@ class _Block:
         function = self.code.library_function(f"llvm.x86.{name}", _VOID, *(argument.type for argument in arguments))
         self.builder.call(function, arguments)
 
-    def _configure(self) -> None:
+    def begin(self) -> None:
         """Emits the configuration of this thread's eight tiles: 16 rows of 64 bytes each."""
         code = self.code
         asked = code.alloca_bytes(64)
@@ -88,6 +90,10 @@ class _Block:
         for at, word in enumerate(words):
             code.store(i64(word), code.gep(asked, i64(at), I64))
         self._call("ldtilecfg", asked)
+
+    def end(self) -> None:
+        """Emits that this thread's tiles aren't used any more."""
+        self._call("tilerelease")
 
     def _pack(
         self,
@@ -181,7 +187,7 @@ class _Block:
             lambda column: code.loop(i64(0), i64(CHUNK), 1, functools.partial(number, column)),
         )
 
-    def _square(
+    def square(
         self, left: ir.Value, right: ir.Value, depth: ir.Value, row: ir.Value, column: ir.Value, first: ir.Value
     ) -> None:
         """Emits the addition of a part of K to 32 x 32 sums."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from llvmlite import ir
 
-from kanawa_backends_cpu.kernels.matmul import native_amx, native_code
+from kanawa_backends_cpu.kernels.matmul import native_amx, native_code, native_pairs
 from kanawa_backends_cpu.kernels.matmul.native_code import Variant
 from kanawa_backends_cpu.native.calls import NativeCall, Operands, helper_threads
 from kanawa_backends_cpu.native.code import Code
@@ -41,12 +41,12 @@ def choose_blocks(variant: Variant, sizes: tuple[int, int, int], batch: int) -> 
 
 @functools.cache
 def _native_call(variant: Variant) -> NativeCall:
-    emit = native_amx.emit_block if variant.amx else native_code.emit_block
+    emitter = native_pairs if variant.pairs else native_amx if variant.amx else native_code
 
     def count_items(code: Code, buffers: Operands) -> ir.Value:
         return native_code.emit_blocking(variant, code, buffers).total
 
-    return NativeCall("matmul", functools.partial(emit, variant), count_items, operands=3, results=1)
+    return NativeCall("matmul", functools.partial(emitter.emit_block, variant), count_items, operands=3, results=1)
 
 
 def call(
@@ -66,13 +66,15 @@ def call(
     n = b.shape[-2 if transpose_b else -1]
     batch = a.size // (m * k)
     in_bf16 = a.dtype == jnp.bfloat16
+    has_tiles = in_bf16 and has_amx_tiles()
     variant = Variant(
         transpose_a,
         transpose_b,
         in_bf16,
         np.dtype(dtype) == jnp.bfloat16,
         *(processor().vector_registers or _REGISTERS),
-        in_bf16 and has_amx_tiles(),
+        has_tiles,
+        in_bf16 and not has_tiles and processor().has("avx512f", "avx512_bf16"),
     )
     # The code reads block sizes from memory: one function for all shapes.
     block = np.asarray(choose_blocks(variant, (m, n, k), batch), np.int32)

@@ -24,6 +24,8 @@ TILE_ROWS = 6
 BLOCK_ROWS, BLOCK_COLUMNS, DEPTH = 240, 320, 112
 #: The same with AMX, and the rows and columns of four of its tiles.
 AMX_ROWS, AMX_COLUMNS, AMX_DEPTH, AMX_SQUARE = 256, 256, 512, 32
+#: With pairs in vectors, 32 columns of a part of K are to fit half of the first-level cache.
+PAIRS_DEPTH = 256
 #: How many blocks' memory is cached: as many threads as compute at a time.
 _CACHED = 16
 #: Floats from one step of K to the next in a tile of a transposed left operand.
@@ -43,6 +45,13 @@ class Variant:
     lanes: int
     vectors: int
     amx: bool = False
+    #: Multiplies bfloat16 in pairs by vectors (AVX512_BF16).
+    pairs: bool = False
+
+    @property
+    def packs_pairs(self) -> bool:
+        """Whether operands are packed in pairs of neighbours in K, in squares of AMX."""
+        return self.amx or self.pairs
 
     @property
     def tile_columns(self) -> int:
@@ -52,22 +61,22 @@ class Variant:
     @property
     def tile(self) -> tuple[int, int]:
         """A block's rows and columns are multiples of these."""
-        return (AMX_SQUARE, AMX_SQUARE) if self.amx else (TILE_ROWS, self.tile_columns)
+        return (AMX_SQUARE, AMX_SQUARE) if self.packs_pairs else (TILE_ROWS, self.tile_columns)
 
     @property
     def max_block(self) -> tuple[int, int]:
         """The largest block's rows and columns."""
-        return (AMX_ROWS, AMX_COLUMNS) if self.amx else (BLOCK_ROWS, BLOCK_COLUMNS)
+        return (AMX_ROWS, AMX_COLUMNS) if self.packs_pairs else (BLOCK_ROWS, BLOCK_COLUMNS)
 
     @property
     def depth(self) -> int:
         """The largest part of K that is packed at a time."""
-        return AMX_DEPTH if self.amx else DEPTH
+        return PAIRS_DEPTH if self.pairs else AMX_DEPTH if self.amx else DEPTH
 
     @property
     def depth_unit(self) -> int:
         """Every part of K but the last is a multiple of it."""
-        return AMX_SQUARE if self.amx else 1
+        return AMX_SQUARE if self.packs_pairs else 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import re
 from typing import Any
 
 from kanawa_runtime.data.errors import CorpusError, ItemError
@@ -41,7 +42,10 @@ def decoded(data: bytes, channels: int, max_pixels: int, *, convert: bool = True
         # Reads the header and no pixel.
         picture = library.open(io.BytesIO(data))
     except (library.DecompressionBombError, library.DecompressionBombWarning) as error:
-        raise PictureError(str(error)) from error
+        size = re.search(r"\((\d+) pixels\)", str(error))
+        count = f"{int(size[1]):,}" if size else f"over {2 * (library.MAX_IMAGE_PIXELS or 0):,}"
+        message = f"{count} pixels, more than max_pixels={max_pixels:,} and than Pillow's own limit"
+        raise PictureError(message) from error
     except library.UnidentifiedImageError as error:
         message = f"no picture: it begins with {data[:8]!r}"
         raise PictureError(message) from error

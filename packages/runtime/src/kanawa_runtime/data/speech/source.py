@@ -24,7 +24,8 @@ class SpeechSource(MediaFiles):
     batch = SpeechBatch
     unit = "letters"
     remedy: ClassVar[str] = (
-        "convert or cut it, raise data.max_seconds, or leave such rows out with --set data.on_bad=skip"
+        "data.max_seconds is the longest, data.convert=true takes other rates and channels, and data.on_bad=skip "
+        "leaves such rows out (--set, or in --data after a colon)"
     )
 
     class Config(MediaFiles.Config):
@@ -35,6 +36,8 @@ class SpeechSource(MediaFiles):
         alphabet: str = "abcdefghijklmnopqrstuvwxyz' "
         sample_rate: Size = 16_000
         max_seconds: Positive = 8.0
+        #: Whether channels are averaged and other rates resampled; if not, such a recording is a bad one.
+        convert: bool = False
 
         def check(self) -> list[str]:
             """Returns what is wrong with the alphabet."""
@@ -96,7 +99,7 @@ class SpeechSource(MediaFiles):
         del index
         cfg, item = self.config, self.split_items[number]
         with naming(item):
-            samples = sound_samples(item_bytes(item), cfg.sample_rate, self._most_samples)
+            samples = sound_samples(item_bytes(item), cfg.sample_rate, self._most_samples, converts=cfg.convert)
         audio = np.zeros(self._most_samples, np.float32)
         audio[: samples.size] = samples
         letters = item.text.lower()

@@ -134,7 +134,7 @@ def _check(count: int, channels: int, found: int, rate: int | None, seconds: flo
         raise SoundError(message)
     if rate is not None and (channels != 1 or found != rate):
         message = (
-            f"it has {channels} channels at {found} Hz, expected one at {rate} Hz; "
+            f"it has {channels} channel{'s' * (channels != 1)} at {found} Hz, expected one at {rate} Hz; "
             f"convert it: ffmpeg -i IN -ac 1 -ar {rate} OUT.wav"
         )
         raise SoundError(message)
