@@ -51,11 +51,11 @@ def side_of(made: Mapping[str, Any]) -> Side:
 
 def our_side(
     folder: pathlib.Path, name: str, data: str, modify: Sequence[str], *, steps: int, batch: int, rate: float,
-    **fields: Any,
+    more: Mapping[str, Any] | None = None, **fields: Any,
 ) -> Side:  # fmt: skip
     """Returns a training of FOLDER/model by `kn.train` in the run FOLDER/name, as its events recorded it.
 
-    The optimizer is the same: AdamW without decay or clipping, at a constant rate, in fp32. `fields` are of the data.
+    The optimizer is the same: AdamW without decay or clipping, at a constant rate, in fp32. `fields` are of the data, `more` of the trainer.
     """
     run = folder / name
     never, component = 1_000_000, kn.component
@@ -69,6 +69,7 @@ def our_side(
         "data.validation_one_in": 0,
         "data.shuffle": False,
         **{f"data.{field}": value for field, value in fields.items()},
+        **(more or {}),
     }
     source = str(folder / data)
     kn.train(str(folder / "model"), run=run, steps=steps, data=source, modify=modify, set=sets, progress=False)

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from kanawa.contracts import RolloutBatch
 from kanawa_layers.convert.huggingface import HuggingFaceStore
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.process import prepare_process
 from kanawa_runtime.rollouts.rewards import exact_match
 from kanawa_runtime.train.trainer import Trainer
 from trl_folder import write_model
@@ -93,8 +95,11 @@ def rows_of(sizes: Sizes, made: dict[str, np.ndarray], step: int) -> RolloutBatc
     return RolloutBatch(ids, targets, places, segments, weights, gains, old, old)
 
 
-def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tuple[str, ...]) -> Side:
-    """Returns losses, seconds and tokens of the trainer's own step on these rows."""
+def steps_of(
+    folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tuple[str, ...]
+) -> Callable[[int], float]:
+    """Returns what takes the trainer's own step on rows by their number, and returns its loss once it is done."""
+    prepare_process()
     stored = HuggingFaceStore().load(folder / "model")
     optimizer = kn.component("optimizers", "adamw").Config(weight_decay=0.0, b2=0.999)
     schedule = kn.component("schedules", "constant").Config(peak=sizes.rate)
@@ -115,12 +120,23 @@ def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tup
     state = jax.jit(trainer.init)()
     flat = {path: jax.numpy.asarray(array) for path, array in stored.params.items()}
     state = state._replace(params=unflatten_paths(flat), opt=trainer.rule.init(dict(flat)))
+    held = [state]
+
+    def take(step: int) -> float:
+        after, report = program(held.pop(), rows_of(sizes, made, step))
+        held.append(after)
+        return float(report.read()["loss"])
+
+    return take
+
+
+def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tuple[str, ...]) -> Side:
+    """Returns losses, seconds and tokens of the trainer's own step on these rows."""
+    take = steps_of(folder, sizes, made, modifiers)
     losses, seconds, tokens = [], [], []
     for step in range(sizes.steps):
         began = time.perf_counter()
-        state, report = program(state, rows_of(sizes, made, step))
-        losses.append(report.read()["loss"])
-        jax.block_until_ready(state)
+        losses.append(take(step))
         seconds.append(time.perf_counter() - began)
         tokens.append(float(made["prompt_mask"][step].sum() + made["completion_mask"][step].sum()))
     return Side(losses, seconds, tokens)
