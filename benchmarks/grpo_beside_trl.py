@@ -31,6 +31,7 @@ from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.process import prepare_process
 from kanawa_runtime.rollouts.rewards import exact_match
+from kanawa_runtime.train.packed_step import PackedStep, packable
 from kanawa_runtime.train.trainer import Trainer
 from trl_folder import write_model
 
@@ -116,7 +117,10 @@ def steps_of(
     # What `kanawa train` runs on this machine, the settings that its backend asks for included.
     composition = compose(cfg, None, (), ())
     trainer = composition.config.build()
-    program = trainer.programs(environment(composition))["train_step"].lower().compile()
+    step = trainer.programs(environment(composition))["train_step"]
+    program: Any = step.lower().compile()
+    if packable(trainer, step):
+        program = PackedStep(step, program, lambda smaller: smaller.lower().compile())
     state = jax.jit(trainer.init)()
     flat = {path: jax.numpy.asarray(array) for path, array in stored.params.items()}
     state = state._replace(params=unflatten_paths(flat), opt=trainer.rule.init(dict(flat)))

@@ -22,7 +22,7 @@ from typing import Any
 from turns import Player, Turns, median_and_interval, pin, play
 
 HERE = Path(__file__).parent
-WARM = 4
+WARM = 3
 #: The model and batch of each method, as those that compare losses have them.
 MODEL = {"vocab": 512, "width": 256, "layers": 4, "heads": 8, "kv_heads": 8}
 POLICY = {"vocab": 512, "width": 128, "layers": 2, "heads": 4, "kv_heads": 4}
