@@ -168,11 +168,12 @@ def compared(folder: Path, method: str, args: argparse.Namespace) -> dict[str, A
     shared = {"folder": str(folder), "steps": steps, "cores": args.cores, "turns": [WARM, args.block]}
     commands = {"kanawa": [sys.executable, __file__, "--side", json.dumps({**shared, "method": method})]}
     options = dict(OPTIONS[method]) | ({"compiled": COMPILED} if args.compiled else {})
+    options = {name: more for name, more in options.items() if not args.options or name in args.options}
     for name, more in options.items():
         settings = {**shared, **sizes, **USUAL_GRPO, "loss": method, "more": more}
         commands[name] = [args.torch, str(HERE / "trl_side.py"), KINDS[method], json.dumps(settings)]
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(HERE)}
-    players = play(commands, args.turns, environment)
+    players = play(commands, args.turns, environment, args.lock)
     tokens = {name: tokens_of(folder, method, name, player, steps) for name, player in players.items()}
     say = sys.stdout.write
     say(f"{method}: {parameters:,} parameters\n")
@@ -210,6 +211,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--block", type=int, default=3)
     parser.add_argument("--compiled", action="store_true", help="TRL with torch.compile too, which takes minutes")
+    parser.add_argument("--options", nargs="*", help="which of TRL's options; all by default")
+    parser.add_argument("--lock", help="a file whose lock is held while sides take turns")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     args = parser.parse_args()

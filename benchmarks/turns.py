@@ -5,6 +5,7 @@ step; the first `warm` steps, which compile, are in no block.
 """
 
 import dataclasses
+import fcntl
 import json
 import os
 import statistics
@@ -82,10 +83,13 @@ def _heard(process: Any) -> dict[str, Any]:
     raise RuntimeError(message)
 
 
-def play(commands: Mapping[str, Sequence[str]], turns: int, environment: Mapping[str, str]) -> dict[str, Player]:
+def play(
+    commands: Mapping[str, Sequence[str]], turns: int, environment: Mapping[str, str], lock: str | None = None
+) -> dict[str, Player]:
     """Returns the sides after so many turns each, in an order that is reversed each time; those that fail are left out.
 
-    Sides start one after the other, so that none compiles in another's turn.
+    Sides start one after the other, so that none compiles in another's turn. `lock` is a file whose lock is held while
+    they take turns, by which those who measure on one machine take turns too.
     """
     players = {}
     for name, command in commands.items():
@@ -100,9 +104,12 @@ def play(commands: Mapping[str, Sequence[str]], turns: int, environment: Mapping
         except RuntimeError:
             del players[name]
             sys.stderr.write(f"{name} failed:\n{''.join(errors)[-2000:]}\n")
-    for turn in range(turns):
-        for player in list(players.values())[:: 1 if turn % 2 == 0 else -1]:
-            player.turn()
+    with open(lock or os.devnull) as held:
+        if lock:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        for turn in range(turns):
+            for player in list(players.values())[:: 1 if turn % 2 == 0 else -1]:
+                player.turn()
     for player in players.values():
         player.process.stdin.close()
         player.process.wait()
