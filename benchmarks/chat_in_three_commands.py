@@ -22,7 +22,8 @@ MODEL = {"vocab": 384, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2}
 THEIRS = """
 import json, sys, transformers
 folder, questions = sys.argv[1], json.loads(sys.argv[2])
-model, tokenizer = (kind.from_pretrained(folder) for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer))
+model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 answers = []
 for question in questions:
     asked = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True,
@@ -51,7 +52,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_model(folder / "model", **MODEL)
-        pairs = [[{"role": r, "content": c} for r, c in zip(("user", "assistant"), p, strict=True)] for p in ANSWERS.items()]
+        roles = ("user", "assistant")
+        pairs = [[{"role": r, "content": c} for r, c in zip(roles, p, strict=True)] for p in ANSWERS.items()]
         lines = [json.dumps({"messages": pair}) + "\n" for pair in pairs * 200]
         (folder / "chat.jsonl").write_text("".join(lines))
         sets = ("batch_size=4", "data.sequence_length=128", "data.validation_one_in=0", "evaluation.every_steps=100000")
@@ -63,13 +65,16 @@ def main() -> None:
         command(kanawa, "convert", "to-hf", str(folder / "run"), str(folder / "export"))
         told = command(args.torch, "-c", THEIRS, str(folder / "export"), json.dumps(list(ANSWERS)))
         theirs = [tuple(answer) for answer in json.loads(told.splitlines()[-1])]
+        asked = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in ANSWERS]
+        words = [x for prompt in asked for x in ("--prompt", prompt)]
+        wrote = command(
+            kanawa, "generate", str(folder / "export"), *words, "--max-tokens", "40", "--temperature", "0", "--json"
+        )  # fmt: skip
+        ours = [json.loads(line)["text"] for line in wrote.splitlines()]
         right = True
-        for (question, answer), (text, last) in zip(ANSWERS.items(), theirs, strict=True):
-            prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-            words = (kanawa, "generate", str(folder / "export"), "--prompt", prompt, "--max-tokens", "40")
-            ours = json.loads(command(*words, "--temperature", "0", "--json"))["text"]
-            right = right and text == answer == ours.removesuffix("<|im_end|>") and last == "<|im_end|>"
-            sys.stdout.write(f"{question!r}: transformers {text!r}, ended by {last}; kanawa {ours!r}\n")
+        for (question, answer), (text, last), mine in zip(ANSWERS.items(), theirs, ours, strict=True):
+            right = right and text == answer == mine.removesuffix("<|im_end|>") and last == "<|im_end|>"
+            sys.stdout.write(f"{question!r}: transformers {text!r}, ended by {last}; kanawa {mine!r}\n")
     sys.exit(0 if right else 1)
 
 

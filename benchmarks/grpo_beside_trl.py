@@ -3,16 +3,13 @@
     python benchmarks/grpo_beside_trl.py --torch /path/to/python-with-trl
 
 Both train ten steps on given completions with the log-probabilities they were drawn with, by AdamW in fp32. Losses,
-which lie around zero, have to be equal to 1e-5; tokens a second (padding left out) are of the median step, without the
-first three. Drawing isn't part of it: TRL draws with transformers or vLLM, which `serving.py` is compared with.
+which lie around zero, have to be equal to 1e-5. `trl_speed.py` compares speed.
 """
 
 import argparse
 import dataclasses
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -135,15 +132,9 @@ def steps_of(
 
 
 def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tuple[str, ...]) -> Side:
-    """Returns losses, seconds and tokens of the trainer's own step on these rows."""
+    """Returns the losses of the trainer's own step on these rows."""
     take = steps_of(folder, sizes, made, modifiers)
-    losses, seconds, tokens = [], [], []
-    for step in range(sizes.steps):
-        began = time.perf_counter()
-        losses.append(take(step))
-        seconds.append(time.perf_counter() - began)
-        tokens.append(float(made["prompt_mask"][step].sum() + made["completion_mask"][step].sum()))
-    return Side(losses, seconds, tokens)
+    return Side([take(step) for step in range(sizes.steps)])
 
 
 def their_side(python: str, folder: Path, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
@@ -173,14 +164,12 @@ def main() -> None:
             if not versions:
                 versions = told["versions"]
                 here = {"kanawa-runtime": version("kanawa-runtime"), "jax": version("jax"), **versions}
-                sys.stdout.write(f"{parameters:,} parameters; {here}; load {os.getloadavg()[0]:.1f}\n")
+                sys.stdout.write(f"{parameters:,} parameters; {here}\n")
             found[name] = other.losses
             apart = max(abs(a - b) for a, b in zip(mine.losses, other.losses, strict=True))
-            rate, their_rate = mine.tokens_per_second, other.tokens_per_second
             sys.stdout.write(
                 f"{name}: losses differ by at most {apart:.1e} over {len(mine.losses)} steps "
-                f"({mine.losses[0]:+.5f} to {mine.losses[-1]:+.5f}); "
-                f"{rate:,.0f} tokens/s, TRL {their_rate:,.0f}: {rate / their_rate:.2f} times\n"
+                f"({mine.losses[0]:+.5f} to {mine.losses[-1]:+.5f})\n"
             )
             sys.stdout.flush()
     if args.write:

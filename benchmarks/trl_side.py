@@ -112,7 +112,7 @@ def trained(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def sft(settings: dict[str, Any]) -> dict[str, Any]:
-    """Supervised fine-tuning on the assistant's tokens, padded to each batch's longest row where `more` doesn't pack."""
+    """Supervised fine-tuning on the assistant's tokens; rows are padded to a batch's longest, or packed by `more`."""
 
     class Trainer(Recorded, trl.SFTTrainer):
         pass

@@ -2,11 +2,11 @@
 
     python benchmarks/trl_speed.py --torch PYTHON [--only sft dpo …] [--cores 1] [--turns 8] [--block 3]
 
-Sides are processes that take turns of `block` steps (turns.py); TRL runs once for each of its options that may help, and
-the ratio is to the one that is fastest. `grpo` is the training step on the completions of `grpo_beside_trl.py`, `drawn`
-a whole step with generation. Tokens are those that aren't padding, of prompts and completions; processor time is that of
-all threads of a side. With `--cores 1` no thread of either side waits for another one, so that processor time is sound
-on a busy machine. `*_beside_trl.py` compare the losses.
+Sides are processes that take turns of `block` steps (turns.py). TRL runs once for each of its options that may help,
+and the ratio is to the fastest. `grpo` is the training step on the completions of `grpo_beside_trl.py`, `drawn` a whole
+step with generation. Tokens are those that aren't padding, of prompts and completions; processor time is that of all
+threads of a side. With `--cores 1` no thread of either side waits for another one, so that processor time is sound on a
+busy machine. `*_beside_trl.py` compare the losses.
 """
 
 import argparse
@@ -75,7 +75,6 @@ def settle() -> None:
 
 def trained(folder: Path, method: str, turns: Turns, steps: int) -> None:
     """Trains by `kn.train`, a turn after each block of steps."""
-    import kanawa as kn
     from beside_trl import our_side
     from kanawa.plugins import hookimpl, host
 
@@ -89,10 +88,9 @@ def trained(folder: Path, method: str, turns: Turns, steps: int) -> None:
     sizes: dict[str, Any] = {"steps": steps}
     if method == "drawn":
         words = f"grpo:reward=trl_speed:odd,group_size={GROUPS['group']},new_tokens={GROUPS['completion']}"
-        fields = {"sequence_length": GROUPS["completion"] + 80}
         our_side(
             folder, "ours", "questions.jsonl", [words], **sizes, batch=GROUPS["batch"], rate=GROUPS["rate"],
-            more={"services": ()}, **fields,
+            more={"services": ()}, sequence_length=GROUPS["completion"] + 80,
         )  # fmt: skip
         return
     given = SFT if method == "sft" else PAIRS
@@ -102,7 +100,6 @@ def trained(folder: Path, method: str, turns: Turns, steps: int) -> None:
         folder, "ours", "chat.jsonl" if method == "sft" else f"{method}.jsonl", [words], **sizes, batch=batch,
         rate=given["rate"], sequence_length=given["length"], more={"services": ()},
     )  # fmt: skip
-    del kn
 
 
 def odd(rollout: Any) -> float:

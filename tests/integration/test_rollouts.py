@@ -76,7 +76,7 @@ def test_a_step_computes_rollouts_of_half_empty_rows_several_to_a_row(family, tm
         chosen = [e for e in read_events(tmp_path / str(packed) / "events.jsonl") if e["event"] == "kernel_selected"]
         shapes[packed] = {event["problem"] for event in chosen}
     for one, other in zip(made[True], made[False], strict=True):
-        # The rewards of a whole group are the same draws; the second step's come from parameters that differ by rounding.
+        # The second step draws by parameters that differ by rounding.
         assert one["reward"] == other["reward"]
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
         assert one["metrics"]["gradient_norm"] == pytest.approx(other["metrics"]["gradient_norm"], rel=1e-4)

@@ -1,4 +1,4 @@
-"""A step on rollouts of unequal lengths: several in a row, in fewer rows, where that saves a quarter of them or more."""
+"""A step on rollouts of unequal lengths: several in a row, where that saves a quarter of the rows or more."""
 
 import dataclasses
 from collections.abc import Callable
