@@ -1,36 +1,24 @@
-"""What the comparisons with TRL share: a folder trained by either library, losses step by step, tokens a second."""
+"""What the comparisons with TRL share: a folder trained by either library, and losses step by step."""
 
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import kanawa as kn
-from kanawa_runtime.runs.run_directory import OF_TRAINING, read_config
 
 HERE = pathlib.Path(__file__).parent
-#: Steps at the start that compile or warm up.
-_COLD = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """Losses, seconds and tokens (padding left out) of each step."""
+    """Losses of each step."""
 
     losses: list[float]
-    seconds: list[float]
-    tokens: list[float]
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of a median step by its seconds."""
-        return statistics.median(t / s for t, s in zip(self.tokens[_COLD:], self.seconds[_COLD:], strict=True))
 
 
 def theirs(python: str, kind: str, **settings: Any) -> dict[str, Any]:
@@ -46,16 +34,17 @@ def theirs(python: str, kind: str, **settings: Any) -> dict[str, Any]:
 
 def side_of(made: Mapping[str, Any]) -> Side:
     """Returns a training by TRL."""
-    return Side(made["losses"], made["seconds"], made["tokens"])
+    return Side(made["losses"])
 
 
 def our_side(
     folder: pathlib.Path, name: str, data: str, modify: Sequence[str], *, steps: int, batch: int, rate: float,
-    **fields: Any,
+    more: Mapping[str, Any] | None = None, **fields: Any,
 ) -> Side:  # fmt: skip
     """Returns a training of FOLDER/model by `kn.train` in the run FOLDER/name, as its events recorded it.
 
-    The optimizer is the same: AdamW without decay or clipping, at a constant rate, in fp32. `fields` are of the data.
+    The optimizer is the same: AdamW without decay or clipping, at a constant rate, in fp32.
+    `fields` are of the data, `more` of the trainer.
     """
     run = folder / name
     never, component = 1_000_000, kn.component
@@ -69,16 +58,13 @@ def our_side(
         "data.validation_one_in": 0,
         "data.shuffle": False,
         **{f"data.{field}": value for field, value in fields.items()},
+        **(more or {}),
     }
     source = str(folder / data)
     kn.train(str(folder / "model"), run=run, steps=steps, data=source, modify=modify, set=sets, progress=False)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     taken = [event for event in events if event["event"] == "step"]
-    # Events count the tokens that are learned; what is compared is all that a step computes, without padding.
-    rows_of = read_config(run, OF_TRAINING).data.clone().build()
-    rows = ((rows_of.row(i)["segment_ids"] > 0).sum() for i in range(steps * batch))
-    read = [int(sum(itertools.islice(rows, batch))) for _ in range(steps)]
-    return Side([e["loss"] for e in taken], [e["seconds"] for e in taken], read)
+    return Side([event["loss"] for event in taken])
 
 
 def apart(first: Sequence[float], second: Sequence[float]) -> float:

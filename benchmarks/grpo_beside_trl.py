@@ -3,16 +3,14 @@
     python benchmarks/grpo_beside_trl.py --torch /path/to/python-with-trl
 
 Both train ten steps on given completions with the log-probabilities they were drawn with, by AdamW in fp32. Losses,
-which lie around zero, have to be equal to 1e-5; tokens a second (padding left out) are of the median step, without the
-first three. Drawing isn't part of it: TRL draws with transformers or vLLM, which `serving.py` is compared with.
+which lie around zero, have to be equal to 1e-5. `trl_speed.py` compares speed.
 """
 
 import argparse
 import dataclasses
-import os
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,9 @@ from kanawa.contracts import RolloutBatch
 from kanawa_layers.convert.huggingface import HuggingFaceStore
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.process import prepare_process
 from kanawa_runtime.rollouts.rewards import exact_match
+from kanawa_runtime.train.packed_step import PackedStep, packable
 from kanawa_runtime.train.trainer import Trainer
 from trl_folder import write_model
 
@@ -93,8 +93,11 @@ def rows_of(sizes: Sizes, made: dict[str, np.ndarray], step: int) -> RolloutBatc
     return RolloutBatch(ids, targets, places, segments, weights, gains, old, old)
 
 
-def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tuple[str, ...]) -> Side:
-    """Returns losses, seconds and tokens of the trainer's own step on these rows."""
+def steps_of(
+    folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tuple[str, ...]
+) -> Callable[[int], float]:
+    """Returns what takes the trainer's own step on rows by their number, and returns its loss once it is done."""
+    prepare_process()
     stored = HuggingFaceStore().load(folder / "model")
     optimizer = kn.component("optimizers", "adamw").Config(weight_decay=0.0, b2=0.999)
     schedule = kn.component("schedules", "constant").Config(peak=sizes.rate)
@@ -111,19 +114,27 @@ def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tup
     # What `kanawa train` runs on this machine, the settings that its backend asks for included.
     composition = compose(cfg, None, (), ())
     trainer = composition.config.build()
-    program = trainer.programs(environment(composition))["train_step"].lower().compile()
+    step = trainer.programs(environment(composition))["train_step"]
+    program: Any = step.lower().compile()
+    if packable(trainer, step):
+        program = PackedStep(step, program, lambda smaller: smaller.lower().compile())
     state = jax.jit(trainer.init)()
     flat = {path: jax.numpy.asarray(array) for path, array in stored.params.items()}
     state = state._replace(params=unflatten_paths(flat), opt=trainer.rule.init(dict(flat)))
-    losses, seconds, tokens = [], [], []
-    for step in range(sizes.steps):
-        began = time.perf_counter()
-        state, report = program(state, rows_of(sizes, made, step))
-        losses.append(report.read()["loss"])
-        jax.block_until_ready(state)
-        seconds.append(time.perf_counter() - began)
-        tokens.append(float(made["prompt_mask"][step].sum() + made["completion_mask"][step].sum()))
-    return Side(losses, seconds, tokens)
+    held = [state]
+
+    def take(step: int) -> float:
+        after, report = program(held.pop(), rows_of(sizes, made, step))
+        held.append(after)
+        return float(report.read()["loss"])
+
+    return take
+
+
+def ours(folder: Path, sizes: Sizes, made: dict[str, np.ndarray], modifiers: tuple[str, ...]) -> Side:
+    """Returns the losses of the trainer's own step on these rows."""
+    take = steps_of(folder, sizes, made, modifiers)
+    return Side([take(step) for step in range(sizes.steps)])
 
 
 def their_side(python: str, folder: Path, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
@@ -153,14 +164,12 @@ def main() -> None:
             if not versions:
                 versions = told["versions"]
                 here = {"kanawa-runtime": version("kanawa-runtime"), "jax": version("jax"), **versions}
-                sys.stdout.write(f"{parameters:,} parameters; {here}; load {os.getloadavg()[0]:.1f}\n")
+                sys.stdout.write(f"{parameters:,} parameters; {here}\n")
             found[name] = other.losses
             apart = max(abs(a - b) for a, b in zip(mine.losses, other.losses, strict=True))
-            rate, their_rate = mine.tokens_per_second, other.tokens_per_second
             sys.stdout.write(
                 f"{name}: losses differ by at most {apart:.1e} over {len(mine.losses)} steps "
-                f"({mine.losses[0]:+.5f} to {mine.losses[-1]:+.5f}); "
-                f"{rate:,.0f} tokens/s, TRL {their_rate:,.0f}: {rate / their_rate:.2f} times\n"
+                f"({mine.losses[0]:+.5f} to {mine.losses[-1]:+.5f})\n"
             )
             sys.stdout.flush()
     if args.write:

@@ -1,10 +1,9 @@
-"""DPO and KTO beside `trl`: the same random small Llama, the same pairs, ten steps; then tokens a second of both.
+"""DPO and KTO beside `trl`: the same random small Llama, the same pairs, and the losses of ten steps.
 
     python benchmarks/preferences_beside_trl.py --torch-python PATH [--small] [--write FIXTURE]
 
 PATH is the Python of an environment with torch, transformers and trl; trl runs there, in a process of its own. Losses
-are compared with one pair a row, since then both sides see the same batches. Speed is measured with rows packed as a
-user's are, over the tokens that aren't padding, without the first steps.
+are compared with one pair a row, since then both sides see the same batches. `trl_speed.py` compares speed.
 """
 
 import argparse
@@ -17,14 +16,13 @@ from trl_folder import write_model, write_preferences
 
 MODEL = {"vocab": 384, "width": 256, "layers": 4, "heads": 4, "kv_heads": 2}
 SMALL = {"vocab": 384, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2}
-STEPS, BATCH, LENGTH, SHORT, SPEED_STEPS, RATE, BETA = 10, 8, 256, 96, 12, 1e-3, 0.1
+STEPS, BATCH, LENGTH, SHORT, RATE, BETA = 10, 8, 256, 96, 1e-3, 0.1
 LOSSES = ("dpo", "kto")
 
 
 def write_folder(folder: pathlib.Path, *, small: bool) -> int:
     """Writes the model and both files of preferences; returns the model's parameters."""
-    rows, longest = (BATCH * STEPS, 4) if small else (BATCH * (STEPS + SPEED_STEPS * 8), 12)
-    write_preferences(folder, rows=rows, longest=longest)
+    write_preferences(folder, rows=BATCH * STEPS, longest=4 if small else 12)
     return write_model(folder / "model", **(SMALL if small else MODEL))
 
 
@@ -41,34 +39,28 @@ def ours(folder: pathlib.Path, name: str, run: str, steps: int, **fields: object
 
 
 def main() -> None:
-    """Runs both sides and prints losses and rates."""
+    """Runs both sides and prints losses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch-python", required=True, help="Python of the environment with trl")
     parser.add_argument("--write", type=pathlib.Path, help="write trl's losses here, for tests")
     parser.add_argument("--small", action="store_true", help="a model so small that its losses can be a fixture")
     args = parser.parse_args()
     found, versions, say = {}, {}, sys.stdout.write
-    steps, length = (STEPS, SHORT) if args.small else (SPEED_STEPS, LENGTH)
-    usual = {"window_documents": 4096, "sequence_length": LENGTH}
+    length = SHORT if args.small else LENGTH
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
         parameters = write_folder(folder, small=args.small)
         for name in LOSSES:
-            sizes = {"steps": steps, "batch": BATCH, "rate": RATE, "beta": BETA, "length": length}
+            sizes = {"steps": STEPS, "batch": BATCH, "rate": RATE, "beta": BETA, "length": length}
             told = theirs(args.torch_python, "preferences", folder=place, loss=name, **sizes)
             if not versions:
                 versions = told["versions"]
                 say(f"{parameters:,} parameters; {versions}\n")
             trl, mine = side_of(told), equal(folder, name, length)
-            found[name] = trl.losses[:STEPS]
+            found[name] = trl.losses
             difference = apart(mine.losses, found[name])
             first, last = mine.losses[0], mine.losses[-1]
             say(f"{name}: losses {first:.6f} … {last:.6f}, largest difference from trl {difference:.1e}\n")
-            if not args.small:
-                # The whole file is packed, as a user's is.
-                packed = ours(folder, name, f"{name}-speed", SPEED_STEPS, **usual).tokens_per_second
-                rate = trl.tokens_per_second
-                say(f"{name}: {packed:,.0f} tokens/s, trl {rate:,.0f} tokens/s: {packed / rate:.2f} times\n")
             sys.stdout.flush()
     if args.write:
         write_fixture(args.write, pathlib.Path(__file__).name, versions, found)

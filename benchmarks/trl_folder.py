@@ -108,5 +108,12 @@ def write_preferences(folder: Path, *, rows: int, longest: int) -> None:
     _write(folder / "kto.jsonl", judged)
 
 
+def write_questions(file: Path, *, rows: int) -> None:
+    """Writes prompts, of a few words each, as conversations."""
+    rng = random.Random(3)
+    asked = (" ".join(rng.choice(WORDS) for _ in range(rng.randint(2, 12))) for _ in range(rows))
+    _write(file, ({"prompt": [{"role": "user", "content": text}]} for text in asked))
+
+
 def _write(file: Path, records: Iterable[Any]) -> None:
     file.write_text("".join(json.dumps(record) + "\n" for record in records))

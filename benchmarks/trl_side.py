@@ -2,8 +2,9 @@
 
     python trl_side.py KIND SETTINGS
 
-KIND is `sft`, `preferences` or `grpo`, SETTINGS are JSON: the folder, which `trl_folder.py` wrote, and sizes. It prints
-one line of JSON: each step's loss, seconds and tokens, and versions.
+KIND is `sft`, `preferences`, `grpo` or `drawn`, SETTINGS are JSON: the folder, which `trl_folder.py` wrote, sizes, and
+`more`, further arguments of TRL's config. It prints one line of JSON: each step's loss, seconds and tokens, and
+versions. With `turns` ([warm steps, steps of a block]) and `cores` it takes turns instead (turns.py).
 """
 
 import json
@@ -11,6 +12,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from turns import Turns, pin
+
+if __name__ == "__main__":
+    # Before torch counts the cores.
+    pin(json.loads(sys.argv[2]).get("cores", 1024))
 
 import numpy as np
 import torch
@@ -23,20 +30,26 @@ class Recorded:
     """Mixed into a trainer: rows in the file's order, each step's loss in full, seconds and tokens."""
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
+        if self.args.train_sampling_strategy != "random":
+            return super()._get_train_sampler(dataset)
         return torch.utils.data.SequentialSampler(self.train_dataset if dataset is None else dataset)
 
     def compute_loss(self, model: Any, inputs: Any, **rest: Any) -> Any:
         """Returns the loss, recorded with the batch's tokens."""
         of_rows = [name for name in inputs if name.endswith("attention_mask")] or ["prompt_mask", "completion_mask"]
-        self.tokens.append(int(sum(inputs[name].sum() for name in of_rows)))
+        masks = [inputs[name] for name in of_rows if name in inputs]
+        # Packed rows have no mask, and no padding.
+        self.tokens.append(int(sum(mask.sum() for mask in masks)) if masks else inputs["input_ids"].numel())
         made = super().compute_loss(model, inputs, **rest)
         self.losses.append(float((made[0] if isinstance(made, tuple) else made).detach()))
         return made
 
     def training_step(self, *arguments: Any, **rest: Any) -> Any:
         """Takes a step whose beginning is recorded."""
-        now = time.perf_counter()
-        self.starts.append(now)
+        if self.turns is not None and self.starts:
+            self.turns.about = {"versions": versions(), "tokens": self.tokens}
+            self.turns.stepped()
+        self.starts.append(time.perf_counter())
         return super().training_step(*arguments, **rest)
 
 
@@ -63,6 +76,7 @@ def common(settings: dict[str, Any]) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
         "seed": 0,
+        **settings.get("more", {}),
     }
 
 
@@ -81,25 +95,31 @@ def read(settings: dict[str, Any], file: str) -> Dataset:
     return load_dataset("json", data_files=str(place / file), split="train", cache_dir=str(place / "cache"))
 
 
-def trained(trainer: Any) -> dict[str, Any]:
+def versions() -> dict[str, str]:
+    """Returns those of the libraries that train."""
+    return {module.__name__: module.__version__ for module in (torch, transformers, trl)}
+
+
+def trained(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """Trains; returns losses, seconds and tokens of each step, and versions."""
     trainer.losses, trainer.tokens, trainer.starts = [], [], []
+    trainer.turns = Turns(*settings["turns"]) if "turns" in settings else None
     trainer.train()
     # A step's time ends where the next begins, and so includes the update.
     ends = [*trainer.starts[1:], time.perf_counter()]
     seconds = [end - start for start, end in zip(trainer.starts, ends, strict=True)]
-    versions = {module.__name__: module.__version__ for module in (torch, transformers, trl)}
-    return {"losses": trainer.losses, "seconds": seconds, "tokens": trainer.tokens, "versions": versions}
+    return {"losses": trainer.losses, "seconds": seconds, "tokens": trainer.tokens, "versions": versions()}
 
 
 def sft(settings: dict[str, Any]) -> dict[str, Any]:
-    """Supervised fine-tuning on the assistant's tokens, padded to each batch's longest row."""
+    """Supervised fine-tuning on the assistant's tokens; rows are padded to a batch's longest, or packed by `more`."""
 
     class Trainer(Recorded, trl.SFTTrainer):
         pass
 
-    arguments = trl.SFTConfig(**common(settings), max_length=None, packing=False, assistant_only_loss=True)
-    return trained(Trainer(**loaded(settings), args=arguments, train_dataset=read(settings, "chat.jsonl")))
+    arguments = trl.SFTConfig(**{"max_length": None, "assistant_only_loss": True} | common(settings))
+    trainer = Trainer(**loaded(settings), args=arguments, train_dataset=read(settings, "chat.jsonl"))
+    return trained(trainer, settings)
 
 
 def preferences(settings: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +131,7 @@ def preferences(settings: dict[str, Any]) -> dict[str, Any]:
 
     arguments = config(**common(settings), beta=settings["beta"], max_length=settings["length"])
     data = read(settings, f"{settings['loss']}.jsonl")
-    return trained(Trainer(**loaded(settings), args=arguments, train_dataset=data))
+    return trained(Trainer(**loaded(settings), args=arguments, train_dataset=data), settings)
 
 
 class GivenCompletions(Recorded, trl.GRPOTrainer):
@@ -119,7 +139,7 @@ class GivenCompletions(Recorded, trl.GRPOTrainer):
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         del generation_batch
-        step = len(self.losses)
+        step = len(self.losses) % len(self.completions["advantages"])
         made = {name: torch.from_numpy(array[step]) for name, array in self.completions.items()}
         made["num_items_in_batch"] = made["completion_mask"].sum()
         return made
@@ -139,7 +159,30 @@ def grpo(settings: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     with np.load(Path(settings["folder"]) / "completions.npz") as arrays:
         trainer.completions = dict(arrays)
-    return trained(trainer)
+    return trained(trainer, settings)
+
+
+class Drawing(Recorded, trl.GRPOTrainer):
+    """Draws its own completions."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        # Each prompt as often as its group has members.
+        return trl.GRPOTrainer._get_train_sampler(self, dataset)
+
+
+def drawn(settings: dict[str, Any]) -> dict[str, Any]:
+    """GRPO with completions that it draws, whose reward is the share of odd ids."""
+
+    def odd(completion_ids: Any, **rest: Any) -> list[float]:
+        del rest
+        return [sum(i % 2 for i in ids) / max(len(ids), 1) for ids in completion_ids]
+
+    arguments = trl.GRPOConfig(
+        **common(settings), num_generations=settings["group"], max_completion_length=settings["completion"], beta=0.0,
+        loss_type="grpo", epsilon=0.2, temperature=1.0, shuffle_dataset=False,
+    )  # fmt: skip
+    data = read(settings, "questions.jsonl")
+    return trained(Drawing(**loaded(settings), reward_funcs=odd, args=arguments, train_dataset=data), settings)
 
 
 if __name__ == "__main__":

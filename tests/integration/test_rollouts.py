@@ -64,6 +64,25 @@ def test_every_family_learns_from_what_its_engine_wrote(family, tmp_path):
         assert event["metrics"]["gradient_norm"] > 0
 
 
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == "attention" else pytest.mark.nightly) for name in FAMILIES]
+)
+def test_a_step_computes_rollouts_of_half_empty_rows_several_to_a_row(family, tmp_path):
+    made, shapes = {}, {}
+    for packed in (True, False):
+        cfg = experiment(family, steps=2)
+        cfg.rollouts.set(packed=packed)
+        made[packed] = trained(cfg, tmp_path / str(packed))
+        chosen = [e for e in read_events(tmp_path / str(packed) / "events.jsonl") if e["event"] == "kernel_selected"]
+        shapes[packed] = {event["problem"] for event in chosen}
+    for one, other in zip(made[True], made[False], strict=True):
+        # The second step draws by parameters that differ by rounding.
+        assert one["reward"] == other["reward"]
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert one["metrics"]["gradient_norm"] == pytest.approx(other["metrics"]["gradient_norm"], rel=1e-4)
+    assert shapes[True] > shapes[False]
+
+
 def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
     # Cut between two updates on the same rollouts, whose parameters are gone; the reference are the first ones.
     cfg = experiment(steps=6, grpo={"updates": 2, "kl": 0.05})

@@ -160,3 +160,31 @@ def test_the_modifier_keeps_the_rest_and_needs_a_slot():
     assert (changed.model.loss.clip_high, changed.model.loss.aggregation) == (0.28, per_row)
     with pytest.raises(ConfigError, match="TokenLoss"):
         ChoosePolicyLoss.Config().build()(Experiment())
+
+
+@pytest.mark.parametrize("how", [per_sequence, per_token])
+def test_packed_rollouts_have_the_loss_and_gradients_of_rows_of_their_own(how):
+    lengths, batch = (5, 3, 6, 4), rollouts()
+    there = np.arange(LENGTH) < np.asarray(lengths)[:, None]
+    weights = (np.arange(LENGTH) >= 1) * there
+    batch = batch._replace(segment_ids=there.astype(np.int32), loss_weights=weights.astype(np.float32))
+    # Two rows of twice the length: rollouts 0 and 2, then 3 and 1.
+    begins, width = np.asarray([0, 16, 5, 12]), 2 * LENGTH
+    places = np.where(there, begins[:, None] + np.arange(LENGTH), -1).astype(np.int32)
+
+    def packed(values):
+        flat = np.zeros(2 * width, values.dtype)
+        flat[places[there]] = values[there]
+        return flat.reshape(2, width)
+
+    fields = {name: packed(np.asarray(x)) for name, x in batch._asdict().items() if x is not None}
+    numbers = np.broadcast_to(np.asarray([[1], [2], [2], [1]], np.int32), there.shape)
+    together = RolloutBatch(**fields)._replace(segment_ids=packed(numbers), places=places)
+    built, params = model(aggregation=how, kl=0.3)
+
+    def loss(params, batch):
+        return kn.functional(built)(params, {}, batch, train=True)[1].total_loss()
+
+    one, other = (jax.value_and_grad(loss)(params, each) for each in (batch, together))
+    np.testing.assert_allclose(one[0], other[0], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), one[1], other[1])

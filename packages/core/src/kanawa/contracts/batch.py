@@ -56,6 +56,8 @@ class RolloutBatch(NamedTuple):
     drawn, `old_logprobs` what the trainer made of them before any update on these rows (None: this is the first), and
     `reference_logprobs` those of a policy to stay near to (None: of none). `draw_keys` are keys of the noise that drew
     the targets (`kanawa.arrays.draws`), for a step whose log-probabilities equal the sampled ones bit for bit.
+    Where rollouts are packed, several in a row of all other fields, `places` [rollouts, length] are the places of each
+    rollout's tokens in those rows, counted through them, and -1 after its end.
     """
 
     input_ids: Int[Array, "batch length"]
@@ -68,6 +70,7 @@ class RolloutBatch(NamedTuple):
     old_logprobs: Float[Array, "batch length"] | None = None
     reference_logprobs: Float[Array, "batch length"] | None = None
     draw_keys: Int[Array, "batch length"] | None = None
+    places: Int[Array, "rollouts row_length"] | None = None
 
 
 class PreferenceBatch(NamedTuple):

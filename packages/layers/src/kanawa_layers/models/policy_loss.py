@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from kanawa.contracts import Batch, RolloutBatch
 from kanawa.errors import ModuleError
 
@@ -57,6 +57,10 @@ class PolicyLoss(TokenLoss):
                 "the experiment's slot `rollouts` with --modify grpo:reward=NAME"
             )
             raise ModuleError(message)
+        if batch.places is not None:
+            # The objective and its sums are of whole rollouts: a row of each, wherever the model has met it.
+            logprobs, batch = by_rollout(logprobs, batch, batch.places)
+            weights = batch.loss_weights
         now = jax.lax.stop_gradient(logprobs)
 
         # Tokens of weight 0 must be finite as well: zero times infinity is NaN.
@@ -81,3 +85,17 @@ class PolicyLoss(TokenLoss):
         difference = jnp.abs(old - batch.sampled_logprobs) * weights
         self.record("sampler_difference", kn.Mean(jnp.sum(difference), count))
         self.record("sampler_difference_most", kn.Max(jnp.max(difference)))
+
+
+def by_rollout(
+    logprobs: Float[Array, "B T"], batch: RolloutBatch, places: Int[Array, "R L"]
+) -> tuple[Float[Array, "R L"], RolloutBatch]:
+    """Returns log-probabilities and what was rated of packed rollouts with a row for each rollout; 0 after its end."""
+    there = places >= 0
+
+    def rows(x: jax.Array) -> jax.Array:
+        return jnp.where(there, x.reshape(-1)[jnp.maximum(places, 0)], 0.0)
+
+    names = ("loss_weights", "advantages", "sampled_logprobs", "old_logprobs", "reference_logprobs")
+    rated = {name: rows(getattr(batch, name)) for name in names if getattr(batch, name) is not None}
+    return rows(logprobs), batch._replace(**rated, places=None)

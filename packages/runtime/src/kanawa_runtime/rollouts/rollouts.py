@@ -28,7 +28,7 @@ class Rollouts(RolloutConfig):
     batch. `stop_ids` None are the tokenizer's. Each process has an engine on its devices, with a copy of the weights.
     """
 
-    PLACEMENT = ("engine", "evaluation_prompts", "logged_completions", "reward_seconds", "kept_microbatches")
+    PLACEMENT = ("engine", "evaluation_prompts", "logged_completions", "reward_seconds", "kept_microbatches", "packed")
 
     rewards: Annotated[tuple[Callable[..., Any], ...], Named("rewards")] = REQUIRED
     #: A run of `--modify reward-model`, or a folder with such a model: its number is a reward after `rewards`.
@@ -50,6 +50,8 @@ class Rollouts(RolloutConfig):
     exact: bool = False
     #: With `exact`, microbatches whose forward pass stays in memory until it is rated; of others it is computed twice.
     kept_microbatches: Size = 1
+    #: A step computes rollouts that leave much of their rows empty several to a row, where one device has the batch.
+    packed: bool = True
     advantages: Callable[..., Any] = group_relative
     stop_ids: tuple[Count, ...] | None = None
     engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
@@ -81,6 +83,11 @@ class Rollouts(RolloutConfig):
     def has_draw_keys(self) -> bool:
         """Whether a step repeats the draws."""
         return self.exact
+
+    @property
+    def are_packed(self) -> bool:
+        """Whether a step may compute several in a row."""
+        return self.packed and not self.exact
 
     @property
     def num_kept(self) -> int:

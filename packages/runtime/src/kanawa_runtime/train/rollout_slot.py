@@ -58,6 +58,11 @@ class RolloutConfig(Config):
         return False
 
     @property
+    def are_packed(self) -> bool:
+        """Whether a step may compute several rollouts in a row."""
+        return False
+
+    @property
     def num_kept(self) -> int:
         """How many microbatches' forward passes stay in memory until their rollouts are rated."""
         return 1

@@ -45,6 +45,7 @@ from kanawa_runtime.train.branch import Branch
 from kanawa_runtime.train.evaluate import Evaluator, Sampler, named_sets, sampler_of
 from kanawa_runtime.train.init_from import InitFrom, matched, with_new_parts
 from kanawa_runtime.train.outcome import shown
+from kanawa_runtime.train.packed_step import PackedStep, packable
 from kanawa_runtime.train.program_record import KernelRecord, counted_hits, program_record
 from kanawa_runtime.train.rollout_slot import RolloutWriter
 from kanawa_runtime.train.split_step import SplitProgram
@@ -140,6 +141,10 @@ def start(attempt: Attempt) -> Started:
     if cfg.rollouts is not None and cfg.rollouts.has_draw_keys:
         step = SplitProgram(attempt.trainer, programs["train_step"])
     step_program, from_cache = _compiled(attempt, step, kernels)
+    if packable(attempt.trainer, programs["train_step"]):
+        step_program = PackedStep(
+            programs["train_step"], step_program, lambda program: _compiled(attempt, program, kernels)[0]
+        )
     record = program_record(attempt.trainer, step_program, where.plan.precision.compute)
     journal.write("program", **record, from_cache=from_cache)
     seconds = time.perf_counter() - began
