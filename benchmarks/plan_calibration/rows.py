@@ -105,7 +105,8 @@ def modifiers(row: Row) -> list[str]:
     found = [f"remat:{remat(row['remat'])}"]
     for word, modifier in _PRECISIONS.items():
         if row.get("precision", "").startswith(word):
-            found.append(modifier)
+            # The modifier fp8 leaves experts as they are.
+            found.append("low-precision:recipe=fp8-tensor" if word == "fp8" and "experts" in row["shape"] else modifier)
     if rank := re.search(r"LoRA rank (\d+)", row.get("precision", "")):
         found.append(f"lora:rank={rank[1]}")
     # A pipeline's microbatches are its own; elsewhere what is left of a device's batch is gradient accumulation.
