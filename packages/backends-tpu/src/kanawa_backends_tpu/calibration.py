@@ -29,8 +29,8 @@ _QUICK = replace(
     # Rings in both directions, and matmuls in parts beside them.
     waited_share=0.21,
     quantising_share=0.41,
-    # By four compiled steps of Llama 3.1 8B on v6e-8 (docs/results/2026-11-28-placement.md): the compiler turns layouts of
-    # heads, and of the stack, and copies what it sends away.
+    # By four compiled steps of Llama 3.1 8B on v6e-8 (docs/results/2026-11-28-placement.md): the compiler transposes
+    # heads, relays the stack, and copies what it sends away.
     kept_passes={"heads": 22.0, "heads_offloaded": 45.0, "offloaded": 6.0},
     network_latency_seconds=4e-4,
 )

@@ -155,7 +155,7 @@ class Kernel(abc.ABC):
         return problem
 
     def computed(self, problem: Any, device: "DeviceSpec | None") -> float:
-        """Returns how many times the problem's matmuls it computes, such as where tiles are filled in part; by default 1.
+        """Returns how many times the problem's matmuls it computes, as where tiles are filled in part; by default 1.
 
         Plans multiply by it the cycles that were recorded of a problem whose tiles are full.
         """

@@ -185,7 +185,9 @@ class LowPrecision(WeightForm):
 
 # jax's own, not kn.custom_vjp: it takes all it needs as arguments.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def low_precision_matmul(x: Float[Array, "... K"], weight: Float[Array, "K N"], recipe: Recipe) -> Float[Array, "... N"]:
+def low_precision_matmul(
+    x: Float[Array, "... K"], weight: Float[Array, "K N"], recipe: Recipe
+) -> Float[Array, "... N"]:
     """Returns x @ weight of rounded operands, in x's dtype; gradients are those of the recipe, in each one's dtype."""
     return _multiplied(recipe.x.rounded(x), recipe.weight.rounded(weight.T), x.dtype, recipe)
 
@@ -210,7 +212,7 @@ low_precision_matmul.defvjp(_forward, _backward)
 def _over_tokens(x: Float[Array, "... K"], recipe: Recipe) -> Float[Array, "K ..."]:
     """Returns x with its rows last, as operand of a matmul over them, rotated where the recipe does so.
 
-    Rows and positions are joined only where blocks would cross rows: joined, they are gathered where a mesh splits both.
+    Rows and positions are joined only where blocks would cross rows: joined, a mesh that splits both gathers them.
     """
     columns = jnp.moveaxis(x, -1, 0)
     if x.ndim > 1 and columns.shape[-1] % (recipe.x.inner or 1):

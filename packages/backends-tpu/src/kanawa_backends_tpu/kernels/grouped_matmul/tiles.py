@@ -53,7 +53,7 @@ def times_computed(product: MatmulShape, device: DeviceSpec | None) -> float:
 
 
 def _row_tiles(p: MatmulShape, rows: int) -> int:
-    """Returns the tiles of rows that are computed: a group that ends inside a tile has that tile to itself once more."""
+    """Returns the tiles of rows that are computed: of one in which a group ends each group computes all."""
     return math.ceil(p.rows / rows) + min(p.groups, p.rows) - 1
 
 

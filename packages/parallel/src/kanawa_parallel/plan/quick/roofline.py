@@ -191,7 +191,7 @@ class Roofline:
             yield each.step, Work(each.path, runs, own * runs, each.bytes * runs, seconds * runs), bound
 
     def _kept(self) -> Iterator[tuple[int, Work]]:
-        """Yields the compiler's copies of what a loop saves of each iteration, on the device or in the host's memory."""
+        """Yields the compiler's copies of what a loop saves of each iteration, here or in the host's memory."""
         walked, machine = self.walked, self.rates.machine
         for at, step in enumerate(walked.steps):
             eqn, saved = step.equation, list[tuple[Value, int, bool]]()
