@@ -9,7 +9,7 @@ from kanawa.composition.experiment import Composition, compose
 from kanawa.composition.target import parse_target
 from kanawa.contracts import PrecisionConfig
 from kanawa.errors import KanawaError
-from kanawa.plugins import host
+from kanawa.plugins import MeshRule, host
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
 from kanawa_layers.recipes.llama import llama
@@ -79,7 +79,10 @@ def composed(row: Row) -> Composition:
         precision=PrecisionConfig(compute="bfloat16"),
         steps=1000,
     )
-    return compose(cfg, target, modifiers(row), overrides(row))
+    axes, dcn = mesh_axes(row)
+    # The placement is published: with its rule nothing else is chosen, such as an optimizer in the host's memory.
+    rule = MeshRule(name="published", platform=target.device.platform, mesh=axes, dcn=dcn)
+    return compose(cfg, target, modifiers(row), overrides(row), rule=rule)
 
 
 def overrides(row: Row) -> list[Any]:
@@ -98,12 +101,12 @@ def overrides(row: Row) -> list[Any]:
 
 def modifiers(row: Row) -> list[str]:
     """Returns the modifiers that spread a row as its publisher did."""
-    axes, dcn = mesh_axes(row)
-    mesh = f"mesh:axes={_braces(axes)}" + (f",dcn_axes={_braces(dcn)}" if dcn else "")
-    found = [mesh, f"remat:{remat(row['remat'])}"]
+    axes, _ = mesh_axes(row)
+    found = [f"remat:{remat(row['remat'])}"]
     for word, modifier in _PRECISIONS.items():
         if row.get("precision", "").startswith(word):
-            found.append(modifier)
+            # The modifier fp8 leaves experts as they are.
+            found.append("low-precision:recipe=fp8-tensor" if word == "fp8" and "experts" in row["shape"] else modifier)
     if rank := re.search(r"LoRA rank (\d+)", row.get("precision", "")):
         found.append(f"lora:rank={rank[1]}")
     # A pipeline's microbatches are its own; elsewhere what is left of a device's batch is gradient accumulation.
@@ -204,10 +207,6 @@ def model_config(name: str, shape: dict[str, Any]) -> Any:
         plain = PlainFeedForward.Config(hidden_dim=shape["ffn"], activation=jax.nn.relu)
         cfg.stack.layer.set(feed_forward=plain)
     return cfg
-
-
-def _braces(axes: dict[str, int]) -> str:
-    return "{" + ",".join(f'"{name}":{size}' for name, size in axes.items()) + "}"
 
 
 def _product(axes: dict[str, int]) -> int:

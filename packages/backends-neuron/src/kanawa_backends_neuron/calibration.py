@@ -8,6 +8,7 @@ runs: matmuls at the same share, no traffic of scores.
 from kanawa.plugins import Calibration, FittedStep
 
 _AXLEARN = "AXLearn (MLSys 2026), tables of end-to-end training"
+_BENCHMARKS = "aws-neuron/aws-neuron-sdk 81ce03a, about-neuron/benchmarks/trn1/training_data_decoder.csv"
 
 CALIBRATIONS = (
     Calibration(
@@ -20,5 +21,23 @@ CALIBRATIONS = (
             FittedStep("Llama 2 70B, fsdp 1024 x tensor 4", "trn2-1024", 11.2, 11.5, 11.7, _AXLEARN),
         ),
         uncalibrated=("memory", "NeuronLink", "network"),
+    ),
+    Calibration(
+        compiler="jaxlib 0.10.2",
+        devices=("trn1",),
+        compute_share=0.44,
+        interval=(0.7, 1.4),
+        steps=(
+            FittedStep("Llama 3.1 8B, tensor 32 x data 32", "trn1-512", 21.36, 21.3, 28.1, _BENCHMARKS, 0.005),
+        ),
+        uncalibrated=("memory", "NeuronLink", "network", "pipelines"),
+    ),
+    # No step of theirs was fitted: what trn2 reaches, less surely.
+    Calibration(
+        compiler="jaxlib 0.10.2",
+        devices=("trn3",),
+        compute_share=0.286,
+        interval=(0.6, 1.5),
+        uncalibrated=("all of it",),
     ),
 )

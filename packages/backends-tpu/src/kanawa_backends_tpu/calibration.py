@@ -29,13 +29,16 @@ _QUICK = replace(
     # Rings in both directions, and matmuls in parts beside them.
     waited_share=0.21,
     quantising_share=0.41,
+    # By four compiled steps of Llama 3.1 8B on v6e-8 (docs/results/2026-11-28-placement.md): the compiler transposes
+    # heads, relays the stack, and copies what it sends away.
+    kept_passes={"heads": 22.0, "heads_offloaded": 45.0, "offloaded": 6.0},
     network_latency_seconds=4e-4,
 )
 QUICK = {
     "v5e": replace(_QUICK, compute_share=0.86),
     "v5p": replace(_QUICK, compute_share=0.87),
     "v6e": replace(_QUICK, compute_share=0.71, estimate_factor=0.79, fused_share=0.55, hidden_cost=0.55),
-    **dict.fromkeys(("v7x", "tpu7x"), replace(_QUICK, compute_share=0.81, estimate_factor=1.1, hidden_cost=0.2)),
+    **dict.fromkeys(("v7x", "tpu7x"), replace(_QUICK, compute_share=0.81, hidden_cost=0.2)),
 }
 
 V5E = replace(

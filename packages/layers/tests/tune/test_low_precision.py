@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import kanawa as kn
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.arrays.precision import Precision
 from kanawa.contracts import Batch
@@ -136,6 +139,39 @@ def test_matmuls_are_those_of_numpy(name):
     assert one < 0.3 * np.linalg.norm(exact_dx)
     assert many < 0.8 * one
     assert np.linalg.norm(dw - exact_dw) < 0.3 * np.linalg.norm(exact_dw)
+
+
+@pytest.mark.parametrize("length", [64, 24])
+@pytest.mark.parametrize("name", RECIPES)
+def test_rows_and_positions_apart_are_as_joined(name, length):
+    """Blocks of positions end with a row, or cross rows where a row isn't whole blocks: the numbers are the same."""
+    x, dy = (jax.random.normal(jax.random.key(i), (3, length, size)) for i, size in enumerate((48, 40)))
+    weight = jax.random.normal(jax.random.key(2), (48, 40))
+
+    @jax.jit
+    def results(x, dy):
+        y, pull = jax.vjp(lambda x, w: low_precision_matmul(x, w, RECIPES[name]), x, weight)
+        return y, *pull(dy)
+
+    apart = results(x, dy)
+    joined = results(x.reshape(-1, 48), dy.reshape(-1, 40))
+    for found, expected in zip(apart, joined, strict=True):
+        np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_positions_of_several_devices_are_not_gathered(name):
+    """With rows over one axis and positions over another only the weight's gradient is summed over devices."""
+    mesh = jax.make_mesh((2, 2), ("data", "context"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    x = jax.ShapeDtypeStruct((4, 128, 32), jnp.bfloat16, sharding=NamedSharding(mesh, P("data", "context")))
+    weight = jax.ShapeDtypeStruct((32, 48), jnp.float32, sharding=NamedSharding(mesh, P()))
+
+    def gradients(x, weight):
+        return jax.grad(lambda x, w: low_precision_matmul(x, w, RECIPES[name]).sum(), (0, 1))(x, weight)
+
+    text = jax.jit(gradients).lower(x, weight).compile().as_text()
+    assert "all-reduce" in text
+    assert not re.search(r"all-gather|all-to-all|collective-permute", text)
 
 
 def test_the_rotation_is_orthogonal():

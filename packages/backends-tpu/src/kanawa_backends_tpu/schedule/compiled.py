@@ -3,12 +3,14 @@
 import json
 import re
 import tempfile
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kanawa.kernels.operation import Kernel
 from kanawa.plugins import KernelSchedule, RecordedCycles, ScheduleRequest, component
 
+from kanawa_backends_tpu.device import TPU7X, V7X
 from kanawa_backends_tpu.schedule.read import Call, read_schedule
 
 TABLE = Path(__file__).with_name("recorded.json")
@@ -17,6 +19,12 @@ TABLE = Path(__file__).with_name("recorded.json")
 def recorded() -> list[RecordedCycles]:
     """Returns the table."""
     return [RecordedCycles(**row) for row in json.loads(TABLE.read_text(encoding="utf-8"))]
+
+
+def recorded_cycles() -> list[RecordedCycles]:
+    """Returns the table, a chip with two spellings by both."""
+    rows = recorded()
+    return [*rows, *(replace(row, device=TPU7X.name) for row in rows if row.device == V7X.name)]
 
 
 def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:

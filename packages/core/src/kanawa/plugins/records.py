@@ -206,6 +206,9 @@ class Calibration:
         narrow_shares: what matmuls of a dtype reach of `compute_share`, by how its name begins.
         fused_share: of the bytes of passes without matmuls, what no kernel beside them moves anyway.
         quantising_share: the same again of passes that bring operands into fewer bits.
+        kept_passes: passes over memory that an activation saved for the backward pass costs beyond a write and a read:
+            "heads" where its heads are a dimension, which kernels lay out otherwise than a stack of layers does,
+            "heads_offloaded" where that goes to the host's memory, and "offloaded" for any other that does.
         network_latency_seconds: of one hop of a sum between domains, which ends a loop's iteration.
         traced: the same of traced programs by DeviceSpec name, where those were fitted apart from compiled ones.
         interval: the least and the most that a step takes, as multiples of the planned time.
@@ -227,6 +230,7 @@ class Calibration:
     narrow_shares: Mapping[str, float] = field(default_factory=dict, hash=False)
     fused_share: float = 1.0
     quantising_share: float = 1.0
+    kept_passes: Mapping[str, float] = field(default_factory=dict, hash=False)
     network_latency_seconds: float = 0.0
     traced: Mapping[str, Calibration] = field(default_factory=dict, hash=False)
     interval: tuple[float, float] = (1.0, 2.5)

@@ -76,20 +76,36 @@ class BlockFormat:
     inner: int | None
     scale: Literal["float32", "e8m0", "e4m3"] = "float32"
 
-    def rounded(self, x: Float[Array, "R K"], key: jax.Array | None = None) -> Float[Array, "R K"]:
-        """Returns what is left of x, fp32; with a key, rounded at random."""
-        with operands_as(self.values.dtype):
-            return self._rounded(x.astype(jnp.float32), key)
+    def rounded(self, x: Float[Array, "..."], key: jax.Array | None = None, inner_dims: int = 1) -> Float[Array, "..."]:
+        """Returns what is left of x [*rows, *inner], fp32; with a key, rounded at random.
 
-    def _rounded(self, x: Float[Array, "R K"], key: jax.Array | None) -> Float[Array, "R K"]:
-        rows, inner = self.rows or max(x.shape[0], 1), self.inner or max(x.shape[1], 1)
-        # Zeros fill the last blocks.
-        padded = jnp.pad(x, [(0, -x.shape[0] % rows), (0, -x.shape[1] % inner)])
-        blocks = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // inner, inner)
-        scale = self._scales(jnp.max(jnp.abs(blocks), axis=(1, 3), keepdims=True))
+        Blocks run along the last of the `inner_dims` inner dimensions, whose size is a multiple of theirs if there are
+        several.
+        """
+        with operands_as(self.values.dtype):
+            return self._rounded(x.astype(jnp.float32), key, inner_dims)
+
+    def _rounded(self, x: Float[Array, "..."], key: jax.Array | None, inner_dims: int) -> Float[Array, "..."]:
+        blocks, axes = self._blocks(x, inner_dims)
+        scale = self._scales(jnp.max(jnp.abs(blocks), axis=axes, keepdims=True))
         noise = None if key is None else jax.random.uniform(key, blocks.shape)
         restored = self.values.round(blocks / scale, noise) * scale
-        return restored.reshape(padded.shape)[: x.shape[0], : x.shape[1]]
+        if self.inner is None:
+            return restored
+        padded = [size + -size % block for size, block in zip(x.shape[-2:], (self.rows or 1, self.inner), strict=True)]
+        return restored.reshape(*x.shape[:-2], *padded)[..., : x.shape[-2], : x.shape[-1]]
+
+    def _blocks(self, x: Float[Array, "..."], inner_dims: int) -> tuple[Float[Array, "..."], tuple[int, ...]]:
+        """Returns x cut into blocks, zeros in the last ones, and the dimensions of a block."""
+        if self.inner is None:
+            return x, tuple(range(0 if self.rows is None else x.ndim - inner_dims, x.ndim))
+        rows, ends = self.rows or 1, [(0, 0)] * (x.ndim - 2)
+        padded = jnp.pad(x, [*ends, (0, -x.shape[-2] % rows), (0, -x.shape[-1] % self.inner)])
+        inside = padded.shape[-1] // self.inner, self.inner
+        if rows == 1:
+            # Rows stay as they lie: dimensions that are taken together are gathered where a mesh splits the second.
+            return padded.reshape(*padded.shape[:-1], *inside), (-1,)
+        return padded.reshape(*x.shape[:-2], padded.shape[-2] // rows, rows, *inside), (-3, -1)
 
     def _scales(self, largest: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns what values are divided by, of the largest magnitude of each block."""
@@ -155,9 +171,9 @@ class LowPrecision(WeightForm):
     def matmul(self, x: Float[Array, "..."], stored: StoredWeight, spec: ParamSpec) -> Float[Array, "..."]:
         """Returns x @ weight, in x's dtype."""
         weight, count = stored[""], len(spec.fan_in_axes)
-        inner = math.prod(weight.shape[:count])
-        y = low_precision_matmul(x.reshape(-1, inner), weight.reshape(inner, -1), RECIPES[self.config.recipe])
-        return y.reshape(*x.shape[: x.ndim - count], *weight.shape[count:])
+        inner, rows = math.prod(weight.shape[:count]), x.shape[: x.ndim - count]
+        y = low_precision_matmul(x.reshape(*rows, inner), weight.reshape(inner, -1), RECIPES[self.config.recipe])
+        return y.reshape(*rows, *weight.shape[count:])
 
     def grouped_matmul(
         self, x: Float[Array, "M K"], stored: StoredWeight, spec: ParamSpec, group_sizes: Int[Array, " G"]
@@ -169,7 +185,9 @@ class LowPrecision(WeightForm):
 
 # jax's own, not kn.custom_vjp: it takes all it needs as arguments.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def low_precision_matmul(x: Float[Array, "M K"], weight: Float[Array, "K N"], recipe: Recipe) -> Float[Array, "M N"]:
+def low_precision_matmul(
+    x: Float[Array, "... K"], weight: Float[Array, "K N"], recipe: Recipe
+) -> Float[Array, "... N"]:
     """Returns x @ weight of rounded operands, in x's dtype; gradients are those of the recipe, in each one's dtype."""
     return _multiplied(recipe.x.rounded(x), recipe.weight.rounded(weight.T), x.dtype, recipe)
 
@@ -182,18 +200,31 @@ def _backward(recipe: Recipe, saved: tuple[jax.Array, jax.Array], dy: jax.Array)
     x, weight = saved
     keys = _noise_keys(dy, recipe)
     dx = _multiplied(recipe.gradient.rounded(dy, keys[0]), recipe.weight.rounded(weight), x.dtype, recipe)
-    x_tokens, dy_tokens = (_rotated(part.T) if recipe.hadamard else part.T for part in (x, dy))
-    dw = _multiplied(recipe.x.rounded(x_tokens), recipe.gradient.rounded(dy_tokens, keys[1]), weight.dtype, recipe)
-    return dx, dw
+    x_tokens, dy_tokens = (_over_tokens(part, recipe) for part in (x, dy))
+    count = x_tokens.ndim - 1
+    by_tokens = recipe.x.rounded(x_tokens, None, count), recipe.gradient.rounded(dy_tokens, keys[1], count)
+    return dx, _multiplied(*by_tokens, weight.dtype, recipe, count)
 
 
 low_precision_matmul.defvjp(_forward, _backward)
 
 
-def _multiplied(x: jax.Array, weight: jax.Array, dtype: Any, recipe: Recipe) -> jax.Array:
-    """Returns x [rows, inner] times weight [outputs, inner], products exact and sums in fp32."""
+def _over_tokens(x: Float[Array, "... K"], recipe: Recipe) -> Float[Array, "K ..."]:
+    """Returns x with its rows last, as operand of a matmul over them, rotated where the recipe does so.
+
+    Rows and positions are joined only where blocks would cross rows: joined, a mesh that splits both gathers them.
+    """
+    columns = jnp.moveaxis(x, -1, 0)
+    if x.ndim > 1 and columns.shape[-1] % (recipe.x.inner or 1):
+        columns = columns.reshape(columns.shape[0], -1)
+    return _rotated(columns) if recipe.hadamard else columns
+
+
+def _multiplied(x: jax.Array, weight: jax.Array, dtype: Any, recipe: Recipe, inner_dims: int = 1) -> jax.Array:
+    """Returns x [*rows, *inner] times weight [outputs, *inner], products exact and sums in fp32."""
+    how: dict[str, Any] = {"outputs_first": True, "precision": "highest", "own_gradients": False}
     with operands_as(recipe.weight.values.dtype):
-        return matmul(x, weight, outputs_first=True, precision="highest", own_gradients=False).astype(dtype)
+        return matmul(x, weight, inner_dims, **how).astype(dtype)
 
 
 def _noise_keys(dy: jax.Array, recipe: Recipe) -> tuple[jax.Array | None, jax.Array | None]:
@@ -261,9 +292,9 @@ def _hadamard() -> np.ndarray:
     return np.asarray(signs[:, None] * matrix / 4.0)
 
 
-def _rotated(x: Float[Array, "R K"]) -> Float[Array, "R K16"]:
-    """Returns each 16 along the inner dimension rotated, fp32; zeros fill the last."""
-    x = jnp.pad(x.astype(jnp.float32), [(0, 0), (0, -x.shape[1] % _SIXTEEN)])
-    parts = x.reshape(x.shape[0], -1, _SIXTEEN)
+def _rotated(x: Float[Array, "... K"]) -> Float[Array, "... K16"]:
+    """Returns each 16 along the last dimension rotated, fp32; zeros fill the last."""
+    x = jnp.pad(x.astype(jnp.float32), [*[(0, 0)] * (x.ndim - 1), (0, -x.shape[-1] % _SIXTEEN)])
+    parts = x.reshape(*x.shape[:-1], -1, _SIXTEEN)
     with operands_as(E2M1.dtype):
-        return jnp.einsum("rki,ij->rkj", parts, _hadamard(), precision=jax.lax.Precision.HIGHEST).reshape(x.shape)
+        return jnp.einsum("...ki,ij->...kj", parts, _hadamard(), precision=jax.lax.Precision.HIGHEST).reshape(x.shape)

@@ -18,6 +18,8 @@ from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins import DeviceSpec
 
+from kanawa_backends_tpu.kernels.attention.splash_masks import splash_mask
+
 _LANES = 128
 #: Bytes of a row of a block: wider heads, or fp32 ones, get smaller blocks.
 _ROW_BYTES = 256
@@ -133,7 +135,8 @@ class SplashAttention(Kernel):
         return grads
 
     def _kernel(self, problem: AttentionProblem, save_residuals: bool) -> Any:
-        mask = masks.MultiHeadMask([_mask(problem)] * problem.num_heads)
+        one = splash_mask(problem.mask, (problem.q_length, problem.kv_length))
+        mask = masks.MultiHeadMask([one] * problem.num_heads)
         return splash.make_splash_mha(
             mask,
             block_sizes=_blocks(problem, self.largest_block),
@@ -144,17 +147,6 @@ class SplashAttention(Kernel):
             mask_value=_MASK_VALUE,
             interpret=self.interpret,
         )
-
-
-def _mask(problem: AttentionProblem) -> masks.Mask:
-    """Returns the mask without segments, which splash takes as operands."""
-    mask, shape = problem.mask, (problem.q_length, problem.kv_length)
-    if mask.chunk is not None:
-        return masks.ChunkedCausalMask(shape, mask.chunk)
-    if mask.window is not None:
-        left, right = mask.window
-        return masks.LocalMask(shape, (left, 0 if mask.causal else right), offset=0)
-    return masks.CausalMask(shape) if mask.causal else masks.FullMask(shape)
 
 
 def _blocks(problem: AttentionProblem, largest: int) -> splash.BlockSizes:

@@ -15,7 +15,7 @@ from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins import DeviceSpec
 from kanawa.plugins.devices import device_spec_of_kind
 
-from kanawa_backends_tpu.kernels.grouped_matmul.tiles import SUMMED_VMEM_BYTES, MatmulShape, tile_sizes
+from kanawa_backends_tpu.kernels.grouped_matmul.tiles import SUMMED_VMEM_BYTES, MatmulShape, tile_sizes, times_computed
 from kanawa_backends_tpu.kernels.grouped_matmul.weight_gradient import weight_gradient
 
 _DTYPES = frozenset({"bfloat16", "float32"})
@@ -43,6 +43,10 @@ class Megablox(Kernel):
             (problem.rows == 0, "no rows to multiply"),
             (problem.inner * problem.columns * problem.groups == 0, f"empty matrices: {problem.describe()}"),
         )
+
+    def computed(self, problem: GroupedMatmulProblem, device: DeviceSpec | None) -> float:
+        """Returns what whole tiles compute: groups end inside them, and widths aren't multiples of theirs."""
+        return times_computed(_shape(problem, problem.inner, problem.columns), device)
 
     def forward(self, problem: GroupedMatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [rows, columns] in lhs's dtype, None). Rows past the last group are zero."""
@@ -94,11 +98,14 @@ class Megablox(Kernel):
         self, problem: GroupedMatmulProblem, inner: int, columns: int, *, summed_rows: bool = False
     ) -> tuple[int, int, int]:
         """Returns tile sizes of rows, the summed width and the output's width; of K and N where rows are summed."""
-        itemsize = max(jnp.dtype(dtype).itemsize for dtype in (problem.dtype, problem.rhs_dtype))
         _, kind = current_platform()
         device = None if kind is None else device_spec_of_kind(kind)
-        product = MatmulShape(problem.rows, inner, columns, problem.groups, itemsize, summed_rows)
-        return tile_sizes(product, device)
+        return tile_sizes(_shape(problem, inner, columns, summed_rows=summed_rows), device)
+
+
+def _shape(problem: GroupedMatmulProblem, inner: int, columns: int, *, summed_rows: bool = False) -> MatmulShape:
+    itemsize = max(jnp.dtype(dtype).itemsize for dtype in (problem.dtype, problem.rhs_dtype))
+    return MatmulShape(problem.rows, inner, columns, problem.groups, itemsize, summed_rows)
 
 
 def _sizes(operands: Operands) -> jax.Array:

@@ -44,6 +44,19 @@ def tile_sizes(product: MatmulShape, device: DeviceSpec | None) -> tuple[int, in
     return _cheapest(product, _per_byte(device))
 
 
+def times_computed(product: MatmulShape, device: DeviceSpec | None) -> float:
+    """Returns the multiplications of whole tiles over those of the product, its groups being of any size."""
+    tiles = tile_sizes(product, device)
+    widths = zip((product.inner, product.columns), tiles[1:], strict=True)
+    wide = math.prod(math.ceil(width / tile) * tile / width for width, tile in widths)
+    return _row_tiles(product, tiles[0]) * tiles[0] / product.rows * wide
+
+
+def _row_tiles(p: MatmulShape, rows: int) -> int:
+    """Returns the tiles of rows that are computed: of one in which a group ends each group computes all."""
+    return math.ceil(p.rows / rows) + min(p.groups, p.rows) - 1
+
+
 @functools.lru_cache(maxsize=256)
 def _cheapest(product: MatmulShape, per_byte: float) -> tuple[int, int, int]:
     whole = math.ceil(product.rows / 16) * 16
@@ -80,8 +93,7 @@ def _vmem(p: MatmulShape, rows: int, inner: int, columns: int) -> int:
 def _cost(p: MatmulShape, per_byte: float, rows: int, inner: int, columns: int) -> float:
     """Returns multiplications in the time that the product takes with these tiles."""
     of_inner, of_columns = math.ceil(p.inner / inner), math.ceil(p.columns / columns)
-    # A group that ends inside a tile has that tile to itself once more.
-    of_rows = math.ceil(p.rows / rows) + min(p.groups, p.rows) - 1
+    of_rows = _row_tiles(p, rows)
     steps = of_rows * of_inner * of_columns
     # A matrix unit takes as long to be filled with 128 x 128 numbers as for 128 rows of them.
     padded = (max(size, _LANES) for size in (rows, inner, columns))

@@ -45,6 +45,8 @@ class KernelCost:
     matmul_flops: float
     calls: tuple[tuple[str, float], ...]
     cycles: tuple[tuple[str, float], ...] = ()
+    #: How many times its matmuls it computes, which `cycles` contain already.
+    computed: float = 1.0
 
     def cycles_of(self, label: str) -> float | None:
         """Returns the cycles of a call of that name, or of one that does the same part of the work; None if unknown."""
@@ -78,14 +80,16 @@ class KernelCosts:
     @classmethod
     def of_choices(cls, choices: Iterable[KernelChoice], cycles: Cycles | None = None) -> "KernelCosts":
         """Returns the costs of those chosen kernels that are catalogued, and name their calls or were scheduled."""
-        keys = {state.name: state.key for state in host().components("kernels") if state.state.usable}
-        costs = []
+        keys, costs = _keys(), []
         for choice in choices:
             key = keys.get(choice.kernel)
-            calls = () if key is None else kn.component("kernels", key).compiled_calls
+            kernel = None if key is None else kn.component("kernels", key)
+            calls = () if kernel is None else kernel.compiled_calls
             known = (cycles or {}).get(choice.scope, ())
             if (calls and choice.matmul_flops) or known:
-                costs.append(KernelCost(choice.scope, choice.matmul_flops, calls, known))
+                stated = kernel is None or choice.local_problem is None
+                computed = 1.0 if stated else kernel().computed(choice.local_problem, None)
+                costs.append(KernelCost(choice.scope, choice.matmul_flops, calls, known, computed))
         return cls(tuple(costs))
 
     def flops(self, path: str, label: str, anywhere: bool = False) -> float:
@@ -102,6 +106,11 @@ class KernelCosts:
         label, costs = self._labelled(path, label, anywhere)
         found = next((cycles for cost in costs if (cycles := cost.cycles_of(label)) is not None), None)
         return None if found is None else found * filled_share(path)
+
+    def computed(self, path: str, label: str) -> float:
+        """Returns how many times its matmuls the kernel of a call computes; 1 if no kernel knows it."""
+        label, costs = self._labelled(path, label, anywhere=False)
+        return next((cost.computed for cost in costs if cost.flops(label)), 1.0)
 
     def _labelled(self, path: str, label: str, anywhere: bool) -> tuple[str, tuple[KernelCost, ...]]:
         """Returns the whole label of a call, and the kernels that it may belong to."""
@@ -130,7 +139,14 @@ def _recorded(choice: KernelChoice, device: DeviceSpec) -> tuple[tuple[str, floa
     if not rows or not flops:
         return ()
     nearest = min(rows, key=lambda row: _distance(row, choice.local_problem))
-    return tuple((name, cycles * flops / nearest.matmul_flops) for name, cycles in nearest.cycles.items())
+    kernel = kn.component("kernels", _keys()[choice.kernel])()
+    times = flops / nearest.matmul_flops * kernel.computed(choice.local_problem, device)
+    return tuple((name, cycles * times) for name, cycles in nearest.cycles.items())
+
+
+def _keys() -> dict[str, str]:
+    """Returns the qualified names of usable kernels by their own."""
+    return {state.name: state.key for state in host().components("kernels") if state.state.usable}
 
 
 def _distance(row: RecordedCycles, problem: Any) -> float:

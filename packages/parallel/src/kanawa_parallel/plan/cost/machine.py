@@ -14,6 +14,8 @@ from kanawa_parallel.plan.cost.calibration import at_reached_figures
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 
+#: Dimensions of an activation whose heads are apart: rows, positions, heads and their width.
+_WITH_HEADS = 4
 #: The figures themselves, which nothing reaches.
 FIGURES = Calibration()
 
@@ -46,6 +48,24 @@ class Machine:
     def host_bandwidth(self) -> float:
         """Bytes a second that one JAX device sends to its host's memory, and back."""
         return self.device.host_bandwidth / self.device.jax_devices_per_chip
+
+    def beside(self, busy: float, sent: float, copied: float) -> tuple[float, float]:
+        """Returns by how many seconds communication slows work of `busy` seconds down beside it, and how many longer
+        than the work it takes.
+
+        Seconds of links, `sent`, slow what runs meanwhile; the host's bus, `copied`, takes nothing from the cores.
+        """
+        cost = self.calibration.hidden_cost
+        # Work that ends before the links do was slowed for as long as it ran, and nobody waits for it.
+        slowed = cost * min(sent, busy / max(1e-9, 1.0 - cost))
+        return slowed, max(0.0, sent + copied - busy - slowed)
+
+    def kept_seconds(self, size: float, rank: int, offloaded: bool) -> float:
+        """Returns what copies of a saved activation take, of `size` bytes and as many dimensions, beyond a write and a
+        read.
+        """
+        kind = "heads" * (rank >= _WITH_HEADS) + "_" * (rank >= _WITH_HEADS and offloaded) + "offloaded" * offloaded
+        return self.calibration.kept_passes.get(kind, 0.0) * size / self.memory_bandwidth
 
     def peak(self, dtypes: Iterable[str]) -> float:
         """Returns FLOP/s of one JAX device at the widest of the operands' dtypes; float32 runs in bf16 unless exact."""

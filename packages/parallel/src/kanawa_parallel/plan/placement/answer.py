@@ -4,11 +4,9 @@ One quick plan is traced a mesh, with all of each layer recomputed. What other p
 take follows from it, and the best is planned once more as it will run, unless it was traced so.
 """
 
-import contextlib
 import dataclasses
-import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from kanawa.composition.placement import PlacementQuestion
@@ -34,7 +32,7 @@ from kanawa_parallel.plan.placement.choices import (
 from kanawa_parallel.plan.placement.reason import reason, too_large
 from kanawa_parallel.plan.placement.remembered import key_of, remembered
 from kanawa_parallel.plan.placement.sketch import Guess, Kept, Sketch
-from kanawa_parallel.plan.quick.estimate import Estimate, estimated
+from kanawa_parallel.plan.quick.estimate import Estimate, estimated, keep, without_collector
 from kanawa_parallel.plan.search.evaluate import ROOM
 from kanawa_parallel.plan.search.space import experts_of
 from kanawa_parallel.remat.policies import FullRemat
@@ -63,24 +61,12 @@ def answer(question: PlacementQuestion) -> MeshRule | None:
     if question.target.device.divisible:
         return None
     try:
-        with stage(f"placing for {question.target.selector}"), _without_collector():
+        with stage(f"placing for {question.target.selector}"), without_collector():
             placer = _Placer(question)
             return remembered(placer.key, placer.chosen)
     except KanawaError as error:
         logger.info("nothing was placed: %s", error)
         return None
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Traces make millions of objects that live till their plan is done: looking for cycles takes a quarter more."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def limit_bytes(question: PlacementQuestion) -> int:
@@ -133,6 +119,9 @@ class _Placer:
         self.choices: list[Choice] = []
         #: Choices that were planned as they will run, with their rules.
         self.known: dict[Choice, MeshRule] = {}
+        self.estimates: dict[Choice, Estimate] = {}
+        #: Meshes that were traced.
+        self.meshes: list[Spread] = []
         #: The choice that was confirmed.
         self.best: Choice | None = None
 
@@ -150,8 +139,7 @@ class _Placer:
         """Returns the rule of the best choice, or of the one that lacks least; None where the shipped rule's plan fits,
         or where nothing could be planned.
         """
-        by_rule = self._by_rule()
-        if by_rule is not None and not _pays(self.question.rule):
+        if not _pays(self.question.rule) and self._by_rule() is not None:
             return None
         traced, bound = 0, None
         waiting = self._spreads()
@@ -167,6 +155,7 @@ class _Placer:
             planned = _planned(self.question, self.rule(spread, self._full(spread))) if usable else None
             if planned is None:
                 continue
+            self.meshes.append(spread)
             sketch = Sketch(planned)
             self.choices += self._of(spread, sketch, planned)
             traced += 1
@@ -177,9 +166,26 @@ class _Placer:
         if not self._ordered():
             self.choices = [choice.with_optimizer_away() for choice in self.choices]
         placed = self._confirmed(traced)
-        if by_rule is not None and (self.best is None or self.best.guess.seconds > by_rule.seconds * (1 - _ENOUGH)):
+        if self._rule_is_better():
             return None
+        if self.best in self.estimates:
+            keep(self.estimates[self.best])
         return placed
+
+    def _rule_is_better(self) -> bool:
+        """Returns whether a shipped rule that pays time for memory takes hardly longer than the best choice.
+
+        Where its mesh was traced, what it keeps and cuts was among the choices.
+        """
+        rule = self.question.rule
+        if rule is None or not _pays(rule):
+            return False
+        mesh = _split(rule.mesh), _split(rule.dcn)
+        if self.best is not None and any((_split(s.axes), _split(s.across)) == mesh for s in self.meshes):
+            return False
+        by_rule = self._by_rule()
+        least = None if self.best is None else self.best.guess.seconds
+        return by_rule is not None and (least is None or least > by_rule.seconds * (1 - _ENOUGH))
 
     def _full(self, spread: Spread) -> list[Modifier]:
         """Returns the modifiers with which a mesh is traced."""
@@ -243,6 +249,7 @@ class _Placer:
             if one.kept == Kept() and one.microbatches == 1:
                 made[at] = dataclasses.replace(one, guess=Guess(planned.times.seconds.total, _memory(planned)))
                 self.known[made[at]] = self.rule(spread, one.modifiers(self.keeps_policy))
+                self.estimates[made[at]] = planned
         fitting = [choice for choice in made if choice.guess.memory_bytes * ROOM <= self.limit]
         quickest = sorted(fitting, key=lambda choice: choice.guess.seconds)[:_WORTH]
         smallest = sorted(made, key=lambda choice: choice.guess.memory_bytes)[:_WORTH]
@@ -284,7 +291,7 @@ class _Placer:
             ]
             done = dataclasses.replace(choice, guess=found)
             self.choices.append(done)
-            known[done] = rule
+            known[done], self.estimates[done] = rule, planned
         best = next((choice for choice in self._ordered() if choice in known), None)
         self.best = best
         if best is not None:
@@ -293,6 +300,11 @@ class _Placer:
         why = too_large(nearest, self.question.target, self.length, self.limit)
         logger.warning("%s", why)
         return _with_reason(self.rule(nearest.spread, nearest.modifiers(self.keeps_policy)), why)
+
+
+def _split(axes: Mapping[str, int] | Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Returns the axes that split anything."""
+    return {name: size for name, size in dict(axes).items() if size > 1}
 
 
 def _with_reason(rule: MeshRule, why: str) -> MeshRule:

@@ -83,12 +83,12 @@ class Sketch:
     def _alone(self, sets: Sequence[Kept], counts: Sequence[int]) -> Iterator[tuple[Kept, int, Guess]]:
         haves = list(dict.fromkeys(kept.save | kept.offload for kept in sets))
         totals, spared = self._totals(haves)
-        hidden_cost = self.rates.machine.calibration.hidden_cost
         for kept in sets:
             at_have = haves.index(kept.save | kept.offload)
             added = [[scope[at_have] for scope in each] for each in totals]
             sent = [0.0] * len(added)
             for layers, made_in in zip(self._layers, self._made_in, strict=True):
+                added[made_in][0] += layers.kept_seconds(kept)
                 for at in (made_in, layers.at):
                     # Written once and read once; what leaves the device goes beside the loop's own work.
                     added[at][0] += sum(layers.bytes.get(tag, 0.0) for tag in haves[at_have]) / self._bandwidth
@@ -96,10 +96,8 @@ class Sketch:
             for count in counts:
                 seconds = 0.0
                 for (compute, early, waited), copied in zip(added, sent, strict=True):
-                    beside = early * count + copied
-                    beyond = max(0.0, beside - compute)
-                    # The host's bus takes nothing from the cores.
-                    seconds += compute + hidden_cost * max(0.0, beside - beyond - copied) + beyond + waited
+                    slowed, beyond = self.rates.machine.beside(compute, early * count, copied)
+                    seconds += compute + slowed + beyond + waited
                 yield kept, count, Guess(seconds, self._memory(kept, spared[at_have], count))
 
     def least_seconds(self, sets: Sequence[Kept], room: float) -> float:
@@ -173,12 +171,23 @@ class _Layers:
         self.at, self.loop, self._outer = at, loop, outer
         self._turns = 1.0 if outer is None else loop.runs / outer.runs
         self.bytes: dict[str, float] = {}
+        #: Dimensions of what bears each tag.
+        self._ranks: dict[str, int] = {}
         walked = loop.walked
         for step in walked.steps:
             tag = _tag(step.equation)
             if tag:
                 size = walked.bytes(step.equation.outputs[0]) * self._turns
                 self.bytes[tag] = self.bytes.get(tag, 0.0) + size
+                self._ranks[tag] = len(step.equation.outputs[0].shape)
+
+    def kept_seconds(self, kept: Kept) -> float:
+        """Returns what the compiler's copies of these activations take."""
+        return sum(
+            self.loop.rates.machine.kept_seconds(size, self._ranks[tag], tag in kept.offload)
+            for tag, size in self.bytes.items()
+            if tag in kept.save | kept.offload
+        )
 
     def live(self, haves: Sequence[frozenset[str]]) -> _Live:
         """Returns what still runs and is read where each of these sets of activations is there."""

@@ -1,9 +1,11 @@
 """The report of a quick plan: what is counted in a compiled program, estimated from the traced one."""
 
+import contextlib
 import dataclasses
+import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +15,7 @@ from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import Prepared, prepare
 from kanawa.composition.target import Target
+from kanawa.config import digest
 from kanawa.contracts import Program
 from kanawa.contracts.program import manifest
 from kanawa.kernels.platform import outline
@@ -64,6 +67,32 @@ class Estimate:
     calibrated: Choice
 
 
+#: The plan of the placement that was chosen last, by its question: what asked for the placement plans it next.
+_KEPT: dict[tuple[str, str], Estimate] = {}
+
+
+def keep(estimate: Estimate) -> None:
+    """Has the next plan of the same training step be this one; any other that was kept is dropped."""
+    _KEPT.clear()
+    _KEPT[_key(estimate.prepared.composition)] = estimate
+
+
+def _key(composition: Composition) -> tuple[str, str]:
+    return digest(composition.config, "all"), repr(composition.required_target())
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Traces make millions of objects that live till their plan is done: looking for cycles takes a quarter more."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def quick_report(composition: Composition, name: str, why: str = "") -> Report:
     """Returns the report of a program that is traced only; its note begins with the reason `why`."""
     begin = time.perf_counter()
@@ -105,6 +134,14 @@ def quick_report(composition: Composition, name: str, why: str = "") -> Report:
 
 def estimated(composition: Composition, name: str) -> Estimate:
     """Returns the named program traced for the target and laid out on its mesh; needs neither devices nor compiler."""
+    held = _KEPT.pop(_key(composition), None) if _KEPT and name == "train_step" else None
+    if held is not None:
+        return dataclasses.replace(held, prepared=dataclasses.replace(held.prepared, composition=composition))
+    with without_collector():
+        return _estimated(composition, name)
+
+
+def _estimated(composition: Composition, name: str) -> Estimate:
     staged = one_stage(composition) if name == "train_step" else None
     composed = composition if staged is None else staged.composition
     target = composed.required_target()

@@ -20,7 +20,7 @@ from kanawa_parallel.plan.cost.links import Link
 from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
 from kanawa_parallel.plan.quick.buffers import Memory
-from kanawa_parallel.plan.quick.equations import Equation, Value
+from kanawa_parallel.plan.quick.equations import Equation, Value, scan_parts
 from kanawa_parallel.plan.quick.layout import Move, count_parts, local_bytes
 from kanawa_parallel.plan.quick.walk import Step, Walked, flops
 
@@ -57,6 +57,8 @@ class Rates:
             moved *= jax.dtypes.itemsize_bits(jnp.dtype(stated)) / 32
         cycles = None if step is None else self._kernel_cycles(step.equation)
         computing = own / self._peak(step)
+        if own and step is not None and step.equation.name == "pallas_call":
+            computing *= self.machine.kernels.computed(step.equation.path, _label(step.equation))
         if cycles is not None and self.machine.device.clock_hz:
             computing = cycles / self.machine.device.clock_hz
         moving = moved / (self.machine.memory_bandwidth * self.memory_factor)
@@ -138,6 +140,11 @@ class Roofline:
             spent.add(taken)
             self.by_path.append((work.path, taken))
         inner = Seconds()
+        for at, work in self._kept():
+            self.work.append(work)
+            self.spent.append((at, work.seconds))
+            spent.memory += work.seconds
+            self.by_path.append((work.path, Seconds(memory=work.seconds)))
         for at, step in enumerate(self.walked.steps):
             loops = [Roofline(w, self.memory.inner[id(w)], self.rates, self.runs * n) for n, w in step.inner]
             # Of a conditional's branches the costliest runs, unless its scope says otherwise.
@@ -154,10 +161,9 @@ class Roofline:
         self.sent += own
         # What runs beside this scope's compute is exposed for what it takes longer; what can't, whole.
         early = sum(item.seconds for item in own if not item.exposed_seconds)
-        beyond = max(0.0, early - spent.compute - spent.memory)
-        # The host's bus takes nothing from the cores.
         copied = sum(item.seconds for item in own if item.link == _HOST)
-        spent.compute += self.rates.machine.calibration.hidden_cost * max(0.0, early - beyond - copied)
+        slowed, beyond = self.rates.machine.beside(spent.total, early - copied, copied)
+        spent.compute += slowed
         for item in own:
             if waited := item.exposed_seconds or (beyond * item.seconds / early if early else 0.0):
                 spent.expose((axes_text(item.axes), item.link), waited)
@@ -183,6 +189,23 @@ class Roofline:
             seconds, bound = self.rates.seconds(step if each.heavy else None, own, each.bytes, each.path)
             runs = self.runs
             yield each.step, Work(each.path, runs, own * runs, each.bytes * runs, seconds * runs), bound
+
+    def _kept(self) -> Iterator[tuple[int, Work]]:
+        """Yields the compiler's copies of what a loop saves of each iteration, here or in the host's memory."""
+        walked, machine = self.walked, self.rates.machine
+        for at, step in enumerate(walked.steps):
+            eqn, saved = step.equation, list[tuple[Value, int, bool]]()
+            if eqn.name == "device_put":
+                pairs = zip(eqn.inputs, eqn.outputs, strict=True)
+                saved = [(v, len(v.shape), True) for v, out in pairs if v is not None and out.host and not v.host]
+            elif eqn.name == "scan":
+                stacked = eqn.outputs[scan_parts(eqn.params)[1] :]
+                saved = [(v, len(v.shape) - 1, False) for v in stacked if not v.host and v in self.memory.buffers]
+            for value, rank, offloaded in saved:
+                size = local_bytes(value, walked.layouts[value], walked.mesh)
+                if seconds := machine.kept_seconds(size, rank, offloaded):
+                    runs = self.runs
+                    yield at, Work(eqn.path, runs, 0.0, 0.0, seconds * runs)
 
     def _collectives(self, busy: list[float]) -> Iterator[tuple[int, Sent]]:
         """Yields the scope's collectives, each with its step; `busy` is what each step takes by itself."""

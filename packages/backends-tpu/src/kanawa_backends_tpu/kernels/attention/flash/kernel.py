@@ -89,6 +89,15 @@ class FlashAttention(Kernel):
             ),
         )
 
+    def computed(self, problem: AttentionProblem, device: DeviceSpec | None) -> float:
+        """Returns the pairs of the parts of blocks that a window or a chunk sees, over those that it lets through."""
+        del device
+        if problem.mask.window is None and problem.mask.chunk is None:
+            return 1.0
+        tiles = self._tiles(problem)
+        parts = (tiles.q.blocks * tiles.q.parts, tiles.kv.blocks * tiles.kv.parts)
+        return problem.visited_share(parts) * problem.q_length * problem.kv_length / max(1, problem.pairs)
+
     def tunings(self, problem: AttentionProblem, device: DeviceSpec | None) -> tuple[Tuning, ...]:
         """Returns smaller blocks, and longer ones of keys, where they differ from the kernel's own choice."""
         del device
