@@ -1,4 +1,4 @@
-"""Chats about pictures tune Gemma 3 and Qwen3-VL: losses fall, are alike on eight devices, and wrong data are refused."""
+"""Chats about pictures tune Gemma 3 and Qwen3-VL: losses fall, alike on eight devices, and wrong data are refused."""
 
 import json
 import shutil

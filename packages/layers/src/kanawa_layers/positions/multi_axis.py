@@ -26,6 +26,8 @@ class AxialRotary(Rotary):
         """Returns those of an axis twice, fp32; the exponent's denominator is half the head."""
         axis = self.rotated_dim // 2
         once = self.config.theta ** -(jnp.arange(0, axis, 2, dtype=jnp.float32) / axis)
+        if self.config.scaling is not None:
+            once = self.config.scaling.build().stretch(once, self.config.theta, axis)
         return jnp.concatenate([once, once])
 
     def _of_each_frequency(self, positions: Int[Array, "B T *streams"]) -> Float[Array, "B T half_or_1"]:
