@@ -40,7 +40,8 @@ class InterpolatedPositions(kn.Module):
 def _hats(count: int, side: int) -> np.ndarray:
     """Returns the weights of `side` places at each of `count` places from the first to the last, fp32."""
     at = np.arange(count, dtype=np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
-    return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(side, dtype=np.float32)[None])).astype(np.float32)
+    weights: np.ndarray = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(side, dtype=np.float32)[None]))
+    return weights.astype(np.float32)
 
 
 class GridTower(PictureTower):

@@ -54,6 +54,12 @@ class Projector(kn.Module):
         return float(self.flops_per_token(tokens) * tokens)
 
 
+def projector_of(cfg: Any) -> type[Projector]:
+    """Returns the class of a projector's config."""
+    kind: type[Projector] = cfg._target
+    return kind
+
+
 class PictureProjector(Projector):
     """down(activation(up(x))): a tower's patches as embeddings of the language model (LLaVA 1.5, arXiv:2310.03744)."""
 

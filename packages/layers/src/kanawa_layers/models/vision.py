@@ -157,8 +157,13 @@ class VisionTransformer(PictureTower):
 
 def image_shape(cfg: Any) -> Mapping[str, tuple[int, ...]]:
     """Returns {"images": (height, width, channels)} of a tower's config for images of one size; {} of others."""
-    shape: Mapping[str, tuple[int, ...]] = cfg._target.image_shape(cfg)
-    return shape
+    return tower_of(cfg).image_shape(cfg)
+
+
+def tower_of(cfg: Any) -> type[PictureTower]:
+    """Returns the class of a tower's config."""
+    kind: type[PictureTower] = cfg._target
+    return kind
 
 
 class ImageClassifier(Model):

@@ -13,8 +13,8 @@ from kanawa.errors import ModuleError
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.latent import LatentAttention
 from kanawa_layers.models.decoder import DecoderLM
-from kanawa_layers.models.projectors import Grid, PictureProjector, Projector
-from kanawa_layers.models.vision import PictureTower, image_shape
+from kanawa_layers.models.projectors import Grid, PictureProjector, Projector, projector_of
+from kanawa_layers.models.vision import PictureTower, image_shape, tower_of
 from kanawa_layers.positions.of_pictures import grid_coordinates, rest_of_picture
 
 
@@ -65,7 +65,7 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
             if not image_shape(self.tower):
                 problems.append("tower.positions aren't learned, so that pictures have no size; use LearnedPositions")
             else:
-                problems += self.projector._target.grid_problems(self.projector, picture_grid(self.tower))
+                problems += projector_of(self.projector).grid_problems(self.projector, picture_grid(self.tower))
             if self.both_ways:
                 mixers = {path: node for path, node in self.language.walk() if isinstance(node, SequenceMixer.Config)}
                 problems += [
@@ -85,7 +85,7 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
     @classmethod
     def picture_tokens(cls, cfg: "VisionLanguageModel.Config") -> PictureTokens:
         """Returns the tokens of a picture of the tower's size."""
-        count = cfg.projector._target.num_tokens(cfg.projector, picture_grid(cfg.tower))
+        count = projector_of(cfg.projector).num_tokens(cfg.projector, picture_grid(cfg.tower))
         shape = tuple(image_shape(cfg.tower)["images"])
         return PictureTokens(cfg.image_token_id, count, shape, cfg.mark_id, tuple(cfg.written), cfg.both_ways)
 
@@ -94,7 +94,7 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
         """Returns the three positions of each token; None without `grid_coordinates`."""
         if not cfg.grid_coordinates:
             return None
-        grid = cfg.projector._target.token_grid(cfg.projector, picture_grid(cfg.tower))
+        grid = projector_of(cfg.projector).token_grid(cfg.projector, picture_grid(cfg.tower))
         is_picture = np.asarray(input_ids)[None] == cfg.image_token_id
         coordinates = grid_coordinates(is_picture, np.arange(len(input_ids), dtype=np.int32)[None], grid, np)
         return np.asarray(coordinates[0], np.int32)
@@ -121,7 +121,7 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
         embeddings = jnp.take_along_axis(patches, place[..., None], axis=1)
         sequences = sequences._replace(embeddings=embeddings, is_embedded=is_patch)
         if cfg.grid_coordinates:
-            grid = cfg.projector._target.token_grid(cfg.projector, picture_grid(cfg.tower, images.shape[2:4]))
+            grid = projector_of(cfg.projector).token_grid(cfg.projector, picture_grid(cfg.tower, images.shape[2:4]))
             positions = jnp.broadcast_to(sequences.token_positions(input_ids.shape[1]), input_ids.shape)
             sequences = sequences._replace(coordinates=grid_coordinates(is_patch, positions, grid, jnp))
         return self._looking_ahead(sequences)
@@ -215,5 +215,5 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
 def picture_grid(tower: PictureTower.Config, size: tuple[int, ...] | None = None) -> Grid:
     """Returns rows and columns of patches of pictures of `size` (height, width), by default the tower's own."""
     height, width = image_shape(tower)["images"][:2] if size is None else size
-    side = tower._target.patch_size(tower)
+    side = tower_of(tower).patch_size(tower)
     return height // side, width // side
