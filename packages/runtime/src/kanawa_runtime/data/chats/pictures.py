@@ -111,7 +111,7 @@ class PictureChats(MediaFiles, PicturesInRows):
         item = self.split_items[number]
         found: list[str] = []
         try:
-            example = self._chats.example_of(_with_marks(json.loads(item.text), self._text.mark, found), self._text)
+            example = self._chats.chat_example(_with_marks(json.loads(item.text), self._text.mark, found), self._text)
             pictures = [self._picture(where, item.address) for where in found]
         except RecordError as error:
             raise PictureError(str(error)) from error

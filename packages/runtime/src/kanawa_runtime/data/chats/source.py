@@ -118,11 +118,12 @@ class ChatSource(RecordSource):
         """The template's digest."""
         return (hashlib.sha256(self.template.source.encode()).hexdigest(),)
 
-    def example_of(self, fields: Mapping[str, Any], pictures: PictureText | None = None) -> Example:
-        """Returns the tokens of a record and which of them are learned; raises RecordError.
+    def example_of(self, fields: Mapping[str, Any]) -> Example:
+        """Returns the tokens of a record and which of them are learned; raises RecordError."""
+        return self.chat_example(fields)
 
-        `pictures` writes those that stand in the messages as its marks.
-        """
+    def chat_example(self, fields: Mapping[str, Any], pictures: PictureText | None = None) -> Example:
+        """Returns the same; `pictures` writes those that stand in the messages as its marks."""
         asked = conversation_of(fields)
         if isinstance(asked, TextPair):
             if pictures is not None:
