@@ -6,6 +6,7 @@ import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa_backends_tpu.device import DEVICES
+from kanawa_backends_tpu.schedule.compiled import recorded_cycles
 
 # selector: chips, JAX devices, hosts, slices, topology
 TABLE = {
@@ -67,3 +68,9 @@ def test_the_torus_has_as_many_dimensions_as_topologies_use():
         largest = max(device.topologies)
         used = sum(int(side) > 1 for side in device.topologies[largest].split("x"))
         assert device.torus_dimensions == used, device.name
+
+
+def test_recorded_cycles_are_found_by_both_names_of_a_chip():
+    rows = recorded_cycles()
+    by_name = {name: [row.cycles for row in rows if row.device == name] for name in ("v7x", "tpu7x")}
+    assert by_name["v7x"] == by_name["tpu7x"] != []

@@ -109,3 +109,12 @@ def test_refusals_say_why(reason):
     verdict = KERNEL.supports(dataclasses.replace(PROBLEM, **REFUSALS[reason]), None)
     assert not verdict
     assert reason in verdict.reason
+
+
+def test_short_tiles_and_small_groups_cost_more_than_their_matmuls():
+    """Ends of a tile weigh by the inner width; a group ends half a tile too late."""
+    wide = dataclasses.replace(PROBLEM, rows=2**18, inner=2**14, columns=2**14, groups=1)
+    cost = TritonGroupedMatmul().computed
+    assert cost(wide, None) == pytest.approx(1.0, abs=0.05)
+    assert cost(dataclasses.replace(wide, inner=768), None) > 1.3
+    assert cost(dataclasses.replace(wide, groups=2**12), None) > 1.9

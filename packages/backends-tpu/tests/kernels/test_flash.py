@@ -271,3 +271,10 @@ def test_what_tables_are_counted_as_is_what_they_take(mask):
     given = vectors(problem, operands, tiles)
     made = tables(problem, operands, tiles, tiles.steps(queries_first=True), given, queries_first=True)
     assert sum(table.nbytes for table in made.values()) == _scalar_bytes(problem, tiles)
+
+
+def test_a_window_narrower_than_a_part_computes_more_than_it_sees():
+    causal = dataclasses.replace(PLAIN, q_length=8192, kv_length=8192, mask=CAUSAL)
+    assert FlashAttention().computed(causal, None) == 1.0
+    narrow, wide = (dataclasses.replace(causal, mask=sliding_window(size)) for size in (128, 2048))
+    assert FlashAttention().computed(narrow, None) > 2 > FlashAttention().computed(wide, None) >= 1

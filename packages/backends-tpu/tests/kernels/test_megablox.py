@@ -114,3 +114,14 @@ def test_refusals_say_why(reason):
     verdict = Megablox().supports(dataclasses.replace(PLAIN, **REFUSALS[reason]), None)
     assert not verdict
     assert reason in verdict.reason
+
+
+def test_whole_tiles_are_computed_where_groups_end_inside_them():
+    """Many groups of few rows cost tiles of their own; one group of whole tiles costs what its matmul does."""
+    sizes = {"rows": 8192, "inner": 1024, "columns": 1024}
+    many = GroupedMatmulProblem(**sizes, groups=128, dtype="bfloat16", rhs_dtype="bfloat16")
+    one = dataclasses.replace(many, groups=1)
+    assert Megablox().computed(one, None) == pytest.approx(1.0)
+    rows, *_ = tile_sizes(MatmulShape(8192, 1024, 1024, 128, 2), None)
+    assert Megablox().computed(many, None) == pytest.approx((8192 // rows + 127) * rows / 8192)
+    assert Megablox().computed(dataclasses.replace(one, columns=2880), None) > 1.0

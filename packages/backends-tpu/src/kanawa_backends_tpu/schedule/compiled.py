@@ -10,9 +10,10 @@ from pathlib import Path
 from kanawa.kernels.operation import Kernel
 from kanawa.plugins import KernelSchedule, RecordedCycles, ScheduleRequest, component
 
-from kanawa_backends_tpu.device import TPU7X, V7X
 from kanawa_backends_tpu.schedule.read import Call, read_schedule
 
+#: Other names of a chip (`TPU7X` of device.py).
+_ALSO = {"v7x": "tpu7x"}
 TABLE = Path(__file__).with_name("recorded.json")
 
 
@@ -24,7 +25,7 @@ def recorded() -> list[RecordedCycles]:
 def recorded_cycles() -> list[RecordedCycles]:
     """Returns the table, a chip with two spellings by both."""
     rows = recorded()
-    return [*rows, *(replace(row, device=TPU7X.name) for row in rows if row.device == V7X.name)]
+    return [*rows, *(replace(row, device=_ALSO[row.device]) for row in rows if row.device in _ALSO)]
 
 
 def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:

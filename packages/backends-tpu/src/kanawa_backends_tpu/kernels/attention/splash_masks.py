@@ -1,6 +1,6 @@
 """Splash's masks as bands: each query sees a range of keys, so that blocks are known by their first and last queries.
 
-Splash looks at every element of a mask when it is made, whole columns first: at 32,768 queries and keys some ten seconds
+Splash looks at every element of a mask when it is made, whole columns first: at 32,768 queries and keys ten seconds
 of a processor, in each trace.
 """
 

@@ -87,8 +87,8 @@ class KernelCosts:
             calls = () if kernel is None else kernel.compiled_calls
             known = (cycles or {}).get(choice.scope, ())
             if (calls and choice.matmul_flops) or known:
-                stated = kernel is None or choice.local_problem is None
-                computed = 1.0 if stated else kernel().computed(choice.local_problem, None)
+                problem = choice.local_problem
+                computed = 1.0 if kernel is None or problem is None else kernel().computed(problem, None)
                 costs.append(KernelCost(choice.scope, choice.matmul_flops, calls, known, computed))
         return cls(tuple(costs))
 
