@@ -8,13 +8,17 @@ import kanawa as kn
 import numpy as np
 import pytest
 from asking import ids_of, outputs_of
-from kanawa.contracts import Sequences, StoredAdapter
+from kanawa.arrays.plan import ExecutionPlan
+from kanawa.arrays.shardings import param_shardings
+from kanawa.contracts import DeviceMesh, Environment, Sequences, StoredAdapter
 from kanawa.errors import UsageError
+from kanawa.module import param_specs
 from kanawa_layers.models.vision_language import VisionLanguageModel
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.clip import image_tower
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.llava import earlier_tower, llava
+from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.picture import Picture
@@ -198,6 +202,31 @@ def test_pictures_that_do_not_fit_the_prompt(engine, ids, count, shape, says):
     with pytest.raises(RequestError, match=says) as caught:
         engine.submit(Request(id="bad", prompt_ids=ids, pictures=seen), print)
     assert caught.value.field == "pictures"
+
+
+@pytest.mark.nightly
+def test_a_mesh_gives_the_tokens_of_one_device(engine, model):
+    built, params = model
+    strategies = [cfg.build() for cfg in strategies_for({"tensor": 2})]
+    plan = ExecutionPlan(
+        param_rules=tuple(rule for s in strategies for rule in s.param_rules()),
+        activation_rules=tuple(rule for s in strategies for rule in s.activation_rules()),
+    )
+    where = Environment(plan, DeviceMesh.Config(axes={"tensor": 2}).build().mesh(jax.devices()[:2]))
+    with where.active():
+        placed = jax.device_put(params, param_shardings(param_specs(built), plan.param_rules, where.mesh))
+    seen = pictures(3, seed=8)
+    requests = [
+        Request(
+            id=str(i),
+            prompt_ids=prompt(range(1, 4 + i), None, [5], None, [6]),
+            pictures=(one, seen[0]),
+            sampling=GREEDY,
+        )
+        for i, one in enumerate(seen)
+    ]
+    with LLMEngine(built, placed, environment=where, config=EngineConfig(**SIZES)) as spread:
+        assert answers(spread, requests) == answers(engine, requests)
 
 
 class Turned(VisionLanguageModel):
