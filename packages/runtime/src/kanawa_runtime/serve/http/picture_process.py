@@ -91,7 +91,7 @@ def check_url(url: str, wanted: Wanted) -> None:
 
 def pixels_of_url(url: str, wanted: Wanted) -> np.ndarray:
     """Returns the pixels; raises PictureError."""
-    data = _fetched(url, wanted) if not url[:5].lower() == "data:" else _bytes_of(url)
+    data = _fetched(url, wanted) if url[:5].lower() != "data:" else _bytes_of(url)
     if len(data) > wanted.max_bytes:
         raise _too_long(wanted)
     return pixels_of(data, wanted.shape, wanted.max_pixels, limit="max_picture_pixels")
