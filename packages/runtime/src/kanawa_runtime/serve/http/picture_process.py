@@ -20,7 +20,8 @@ from kanawa_runtime.data.images.model_pixels import pixels_of
 
 _MOST_MEMORY_BYTES = 4 * 2**30
 _FETCH_SECONDS = 10.0
-_SECONDS = 20.0
+#: The start of a process included.
+_SECONDS = 60.0
 #: Engine and event loop go before it where cores are short.
 _NICENESS = 5
 
