@@ -1,6 +1,8 @@
 """Chats about pictures in the engine: tokens of the whole forward, pages shared by content alone, and preemption."""
 
+import dataclasses
 import itertools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +10,26 @@ import kanawa as kn
 import numpy as np
 import pytest
 from asking import ids_of, outputs_of
-from kanawa.contracts import Sequences, StoredAdapter
+from kanawa.arrays.plan import ExecutionPlan
+from kanawa.arrays.shardings import param_shardings
+from kanawa.arrays.tree import unflatten_paths
+from kanawa.contracts import DeviceMesh, Environment, Sequences, StoredAdapter
 from kanawa.errors import UsageError
+from kanawa.module import param_specs
+from kanawa_layers.convert.huggingface import HuggingFaceStore
 from kanawa_layers.models.vision_language import VisionLanguageModel
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recipes.clip import image_tower
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.llava import earlier_tower, llava
+from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.picture import Picture
 from kanawa_runtime.serve.engine.request import Request, RequestError, SamplingParams
 from kanawa_runtime.serve.generate import Generator, SamplingConfig
 
+FIXTURES = Path(__file__).resolve().parents[2] / "packages/layers/tests/fixtures"
 VOCAB, MARK, PATCHES = 64, 63, 9
 SIZES = {
     "max_sequences": 4, "max_length": 96, "page_size": 4, "prefill_tokens": 16, "max_batched_tokens": 40,
@@ -200,6 +209,31 @@ def test_pictures_that_do_not_fit_the_prompt(engine, ids, count, shape, says):
     assert caught.value.field == "pictures"
 
 
+@pytest.mark.nightly
+def test_a_mesh_gives_the_tokens_of_one_device(engine, model):
+    built, params = model
+    strategies = [cfg.build() for cfg in strategies_for({"tensor": 2})]
+    plan = ExecutionPlan(
+        param_rules=tuple(rule for s in strategies for rule in s.param_rules()),
+        activation_rules=tuple(rule for s in strategies for rule in s.activation_rules()),
+    )
+    where = Environment(plan, DeviceMesh.Config(axes={"tensor": 2}).build().mesh(jax.devices()[:2]))
+    with where.active():
+        placed = jax.device_put(params, param_shardings(param_specs(built), plan.param_rules, where.mesh))
+    seen = pictures(3, seed=8)
+    requests = [
+        Request(
+            id=str(i),
+            prompt_ids=prompt(range(1, 4 + i), None, [5], None, [6]),
+            pictures=(one, seen[0]),
+            sampling=GREEDY,
+        )
+        for i, one in enumerate(seen)
+    ]
+    with LLMEngine(built, placed, environment=where, config=EngineConfig(**SIZES)) as spread:
+        assert answers(spread, requests) == answers(engine, requests)
+
+
 class Turned(VisionLanguageModel):
     """Its tokens have three coordinates, as M-RoPE's: time, row and column."""
 
@@ -286,3 +320,50 @@ def answers_of_plain(model, request):
         [list(request.prompt_ids)], 9, SamplingConfig(temperature=0.0), every=9, pictures=[list(request.pictures)]
     )
     return one.token_ids
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["gemma3_vision", "qwen3_vl"])
+def test_pictures_that_see_themselves_or_have_a_grid(family):
+    """Gemma 3's pictures are never cut, and Qwen3-VL's have coordinates and features of several layers."""
+    stored = HuggingFaceStore().load(FIXTURES / family)
+    config = stored.config.clone()
+    if family == "qwen3_vl":
+        config.tower.set(picture_size=(24, 32))
+    built, params = config.build(), unflatten_paths(stored.params)
+    tokens = type(built).picture_tokens(config)
+    assert tokens.both_ways == (family == "gemma3_vision")
+    rng, vocab = np.random.default_rng(0), config.vocab_size
+    special = {tokens.token_id, tokens.mark_id, *tokens.written}
+    words = [i for i in range(4, vocab) if i not in special]
+    seen = [Picture.of(rng.integers(0, 256, tokens.shape).astype(np.uint8)) for _ in range(4)]
+
+    def asked(name, sizes, *own):
+        ids = rng.choice(words, sizes[0]).tolist()
+        for size in sizes[1:]:
+            ids += [tokens.token_id] * tokens.num_tokens + rng.choice(words, size).tolist()
+        return Request(id=name, prompt_ids=tuple(ids), pictures=own, sampling=GREEDY)
+
+    requests = [
+        asked("one", (5, 3), seen[0]), asked("another", (5, 3), seen[1]), asked("begins", (0, 2, 4), *seen[:2]),
+        asked("text", (17,)), asked("several", (9, 1, 1, 7), *seen[1:]),
+    ]  # fmt: skip
+    # What a random model would write: the token of a picture, which no picture belongs to.
+    known = np.asarray([i != tokens.token_id for i in range(vocab)])
+    with LLMEngine(built, params, config=EngineConfig(**{**SIZES, "prefill_rows": (1,)}), known=known) as engine:
+        given = answers(engine, requests)
+        again = answers(engine, [dataclasses.replace(one, id=f"{one.id} again") for one in requests])
+        assert engine.stats()["prefix_cache_hits"] > 0
+        engine.check_pages()
+    assert list(again.values()) == list(given.values())
+    predict = jax.jit(kn.functional(built, "predict"))
+    for request in requests:
+        ids, images = list(request.prompt_ids), [one.pixels for one in request.pictures]
+        for token in given[request.id]:
+            padded = np.full((1, 96), words[0], np.int32)
+            padded[0, : len(ids)] = ids
+            shown = (np.stack(images)[None],) if images else ()
+            logits = np.array(predict(params, {}, padded, *shown)[0][0, len(ids) - 1])
+            logits[tokens.token_id] = -np.inf
+            assert int(np.argmax(logits)) == token, request.id
+            ids.append(token)

@@ -48,6 +48,7 @@ class PictureTower:
         self._free: list[int] = []
         self.count = 0
         self.pool: Any = None
+        self._abstract: jax.ShapeDtypeStruct | None = None
         self.queries = self.hits = self.encoded = 0
 
     def reads(self, model: CausalLM) -> list[str]:
@@ -175,12 +176,13 @@ class PictureTower:
         return (pool, coordinates) if self.streams else (pool,)
 
     def _shape(self, params: Any, model_state: Any) -> jax.ShapeDtypeStruct:
-        pixels = jax.ShapeDtypeStruct((1, *self.tokens.shape), jnp.uint8)
-        with self._programs.prefill_environment.active():
-            made, _ = jax.eval_shape(self._encode, params, model_state, pixels)
-        each = made.size * made.dtype.itemsize
-        self.count = self._num_places(each)
-        return jax.ShapeDtypeStruct((self.count, *made.shape[1:]), made.dtype)
+        if self._abstract is None:
+            pixels = jax.ShapeDtypeStruct((1, *self.tokens.shape), jnp.uint8)
+            with self._programs.prefill_environment.active():
+                made, _ = jax.eval_shape(self._encode, params, model_state, pixels)
+            self.count = self._num_places(made.size * made.dtype.itemsize)
+            self._abstract = jax.ShapeDtypeStruct((self.count, *made.shape[1:]), made.dtype)
+        return self._abstract
 
     def _num_places(self, each_bytes: int) -> int:
         """Returns how many pictures the config's bytes hold, and at least those of one program."""

@@ -20,7 +20,8 @@ from kanawa_runtime.data.images.model_pixels import pixels_of
 
 _MOST_MEMORY_BYTES = 4 * 2**30
 _FETCH_SECONDS = 10.0
-_SECONDS = 20.0
+#: The start of a process included.
+_SECONDS = 60.0
 #: Engine and event loop go before it where cores are short.
 _NICENESS = 5
 
@@ -91,7 +92,7 @@ def check_url(url: str, wanted: Wanted) -> None:
 
 def pixels_of_url(url: str, wanted: Wanted) -> np.ndarray:
     """Returns the pixels; raises PictureError."""
-    data = _fetched(url, wanted) if not url[:5].lower() == "data:" else _bytes_of(url)
+    data = _fetched(url, wanted) if url[:5].lower() != "data:" else _bytes_of(url)
     if len(data) > wanted.max_bytes:
         raise _too_long(wanted)
     return pixels_of(data, wanted.shape, wanted.max_pixels, limit="max_picture_pixels")

@@ -49,7 +49,8 @@ class PromptReader:
         hasn't the places of `num_pictures`.
         """
         if num_pictures and truncate is not None:
-            raise invalid("truncate_prompt_tokens", "a prompt with pictures isn't cut; leave out what is too long")
+            why = "a prompt with pictures isn't cut; leave out what is too long"
+            raise invalid(at="truncate_prompt_tokens", why=why)
         if isinstance(prompt, str):
             most = self.limits.max_length * _CHARACTERS_A_TOKEN
             if truncate is None and len(prompt) > most:

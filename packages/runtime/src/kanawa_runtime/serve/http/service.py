@@ -158,7 +158,8 @@ class Service:
         self._workers = FairPool(config.worker_threads, "kanawa-http")
         # Apart: reading a body of megabytes must not delay small ones.
         self._readers = FairPool(1, "kanawa-http-read", rest=_REST)
-        self._large = FairPool(1, "kanawa-http-large")
+        # Pictures are large, and a thread waits while a process decodes one.
+        self._large = FairPool(1 if model.pictures is None else config.worker_threads, "kanawa-http-large")
         # Separate threads: a slow grammar must not delay prompts.
         self._compilers = Compilers(config.worker_threads, config.max_slow_grammars)
         self.loading = asyncio.Lock()
