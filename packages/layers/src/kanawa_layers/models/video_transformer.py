@@ -101,9 +101,7 @@ class VideoTransformer(Denoiser):
         cfg = self.config
         width, patch = cfg.input_dim, (*cfg.patch, cfg.num_channels)
         axes = (None,) * 4
-        self.add_child(
-            "patches", cfg.patches, input_shape=patch, output_shape=(width,), axes=(*axes, "embed")
-        )
+        self.add_child("patches", cfg.patches, input_shape=patch, output_shape=(width,), axes=(*axes, "embed"))
         self.add_child("time", cfg.time, output_dim=width)
         vectors: Any = {"input_shape": (width,), "output_shape": (6, width), "axes": ("embed", None, None)}
         self.add_child("time_vectors", cfg.time_vectors, **vectors)
