@@ -55,9 +55,12 @@ def test_generate_fills_in_by_steps_and_by_blocks(run, capsys):
     assert 0 < len(text.token_ids) <= 12 and np.all(np.array(text.logprobs) <= 0)
     assert 259 not in text.token_ids
     fewer = run.generate("def ", max_tokens=12, temperature=0.8, denoising_steps=3, block_tokens=4, seed=1)
-    assert fewer.token_ids == run.generate(
-        ["def ", "import os"], max_tokens=12, temperature=0.8, denoising_steps=3, block_tokens=4, seed=1
-    )[0].token_ids
+    assert (
+        fewer.token_ids
+        == run.generate(
+            ["def ", "import os"], max_tokens=12, temperature=0.8, denoising_steps=3, block_tokens=4, seed=1
+        )[0].token_ids
+    )
     folder = str(run.directory)
     assert main(["generate", folder, "--prompt", "def ", "--max-tokens", "12", "--temperature", "0"]) == 0
     assert f"def {text.text}" in capsys.readouterr().out
@@ -111,5 +114,8 @@ def test_blocks_are_filled_from_left_to_right_and_the_text_ends_at_a_stop(filler
     assert lengths == sorted(lengths) and all(len(piece) == 1 for piece in pieces)
     stop = pieces[-1][0].token_ids[1]
     ended = filler.generate([[1, 2, 3]], 6, sampling, [stop])[0]
-    assert ended.finish_reason == "stop" and ended.token_ids == pieces[-1][0].token_ids[: pieces[-1][0].token_ids.index(stop)]
+    assert (
+        ended.finish_reason == "stop"
+        and ended.token_ids == pieces[-1][0].token_ids[: pieces[-1][0].token_ids.index(stop)]
+    )
     assert len(first) == 6

@@ -49,7 +49,11 @@ def test_logits_equal_those_of_transformers(loaded, scan):
         # What a picture is to be of is one argument: states of a text and a pooled vector.
         *_, logits_name = saved
         wish = tuple(saved.pop(name) for name in ("states", "pooled"))
-        saved = {**{name: a for name, a in saved.items() if name != logits_name}, "wish": wish, "logits": saved["logits"]}
+        saved = {
+            **{name: a for name, a in saved.items() if name != logits_name},
+            "wish": wish,
+            "logits": saved["logits"],
+        }
     # Theirs are channels first.
     inputs = (np.moveaxis(a, 1, -1) if name == "pixel_values" else a for name, a in saved.items() if name != "logits")
     logits = np.asarray(predict(params, state, *inputs))

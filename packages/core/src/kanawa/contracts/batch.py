@@ -140,7 +140,7 @@ class ImageTextBatch(NamedTuple):
 class TextLatentsBatch(NamedTuple):
     """Latents of pictures or videos, each with what encoders made of its text: precomputed; weight 0 is padding.
 
-    Latents are floats, scaled as the model takes them, channels last; `pooled` is one vector a text where models read it.
+    Latents are floats, scaled as the model takes them, channels last; `pooled` is one vector a text, where read.
     """
 
     images: Float[Array, "batch *places channels"]

@@ -101,7 +101,11 @@ class JointAttention(SequenceMixer):
             for name in ("query", "key", "value"):
                 axes = ("embed", "heads", "head_dim")
                 self.add_child(
-                    stream + name, getattr(cfg, stream + name), input_shape=(cfg.input_dim,), output_shape=heads, axes=axes
+                    stream + name,
+                    getattr(cfg, stream + name),
+                    input_shape=(cfg.input_dim,),
+                    output_shape=heads,
+                    axes=axes,
                 )
             for name in ("query_norm", "key_norm"):
                 self.add_child(stream + name, getattr(cfg, stream + name), input_dim=self.head_dim)

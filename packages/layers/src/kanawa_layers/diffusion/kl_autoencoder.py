@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
@@ -72,7 +73,9 @@ class KLAutoencoder(Autoencoder):
 
     def encode(self, images: Float[Array, "B H W C"]) -> Float[Array, "B h w D"]:
         """Returns scaled means."""
-        return (self.moments(images)[0] - self.config.shift) * self.config.scale
+        mean, _ = self.moments(images)
+        scaled: jax.Array = (mean - self.config.shift) * self.config.scale
+        return scaled
 
     def decode(self, latents: Float[Array, "B h w D"]) -> Float[Array, "B H W C"]:
         """Returns the pictures, -1 to 1."""

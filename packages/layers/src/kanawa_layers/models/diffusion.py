@@ -113,7 +113,8 @@ class DiffusionModel(MakesPictures):
             quantiles = jnp.mod((jnp.arange(rows, dtype=jnp.float32) + 0.5) * _GOLDEN, 1.0)
         noise = jax.random.normal(noise_key, pictures.shape, jnp.float32)
         at = self.objective.noising(quantiles)
-        signal, level = at.of_pictures()
+        # Videos have one axis more than pictures.
+        signal, level = (part.reshape(-1, *(1,) * (pictures.ndim - 1)) for part in at.of_pictures())
         output = self.predict(signal * pictures + level * noise, at.times, wish)
         target = self.objective.prediction.target(pictures, noise, signal, level)
         squares = jnp.mean((output[..., : target.shape[-1]] - target) ** 2, axis=tuple(range(1, target.ndim)))

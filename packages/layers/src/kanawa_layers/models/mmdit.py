@@ -32,9 +32,7 @@ class StoredGrid(kn.Module):
         max_size: kn.Size = 96
         base_size: kn.Size = 64
         foreign: kn.foreign.Names = kn.foreign.Names(
-            tensors={
-                "weight": kn.foreign.Tensor(name="pos_embed", form=kn.foreign.Permuted.Config(order=(-1, 0, 1)))
-            }
+            tensors={"weight": kn.foreign.Tensor(name="pos_embed", form=kn.foreign.Permuted.Config(order=(-1, 0, 1)))}
         )
 
     def setup(self) -> None:
@@ -87,9 +85,7 @@ class TextReader(kn.Module):
         for name in ("stack", "norm"):
             self.add_child(name, getattr(cfg, name), input_dim=cfg.input_dim)
 
-    def forward(
-        self, ids: Int[Array, "B T"]
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B D"], Int[Array, "B T"]]:
+    def forward(self, ids: Int[Array, "B T"]) -> tuple[Float[Array, "B T D"], Float[Array, "B D"], Int[Array, "B T"]]:
         """Returns states, their mean, and segments: 0 is padding. A text without tokens is its first place alone."""
         segments = ((ids > 0) | (jnp.arange(ids.shape[1])[None] == 0)).astype(jnp.int32)
         x = self.embedding(ids) + self.positions(jnp.broadcast_to(jnp.arange(ids.shape[1])[None], ids.shape))

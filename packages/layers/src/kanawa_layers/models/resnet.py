@@ -10,11 +10,12 @@ import kanawa as kn
 from jaxtyping import Array, Float, Num
 from kanawa.contracts import Norm
 
-from kanawa_layers.basic.conv import Conv, square_conv
+from kanawa_layers.basic.conv import Conv
 from kanawa_layers.basic.norms import BatchNorm
 from kanawa_layers.basic.pixels import PixelNorm
 from kanawa_layers.feedforward.activations import relu
 from kanawa_layers.models.vision import ImageEncoder
+
 
 class ConvNorm(kn.Module):
     """activation(norm(convolution(x))); `activation` None leaves it out."""
@@ -28,9 +29,7 @@ class ConvNorm(kn.Module):
         convolution: Conv.Config = kn.REQUIRED
         norm: Norm.Config = BatchNorm.Config()
         activation: Callable[..., Array] | None = relu
-        foreign: kn.foreign.Names = kn.foreign.Names(
-            children={"convolution": "convolution", "norm": "normalization"}
-        )
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"convolution": "convolution", "norm": "normalization"})
 
     def setup(self) -> None:
         """Declares the convolution and the norm."""
@@ -52,7 +51,7 @@ class ConvNorm(kn.Module):
 
 
 class ResidualConvs(kn.Module):
-    """activation(shortcut(x) + layers(x)); without a `shortcut`, x itself (He et al. 2015, arXiv:1512.03385, fig. 5)."""
+    """activation(shortcut(x) + layers(x)); without a `shortcut`, x itself (He et al. 2015, arXiv:1512.03385)."""
 
     layers: tuple[ConvNorm, ...]
     shortcut: ConvNorm | None
@@ -78,7 +77,8 @@ class ResidualConvs(kn.Module):
         y = x
         for layer in self.layers:
             y = layer(y)
-        return self.config.activation(y + (x if self.shortcut is None else self.shortcut(x)))
+        activated: jax.Array = self.config.activation(y + (x if self.shortcut is None else self.shortcut(x)))
+        return activated
 
     @kn.nowrap
     def flops_and_side(self, sides: tuple[int, int]) -> tuple[float, tuple[int, int]]:

@@ -65,6 +65,10 @@ class VideoTransformer(Denoiser):
     head: Linear
 
     class Config(Denoiser.Config):
+        PLACEMENT = ("token_multiple",)
+
+        #: Rows of tokens are padded to a multiple of this: kernels tile them.
+        token_multiple: kn.Size = 1
         shape: tuple[kn.Size, kn.Size, kn.Size] = kn.REQUIRED
         num_channels: kn.Size = 16
         patch: tuple[kn.Size, kn.Size, kn.Size] = (1, 2, 2)
@@ -101,9 +105,7 @@ class VideoTransformer(Denoiser):
         cfg = self.config
         width, patch = cfg.input_dim, (*cfg.patch, cfg.num_channels)
         axes = (None,) * 4
-        self.add_child(
-            "patches", cfg.patches, input_shape=patch, output_shape=(width,), axes=(*axes, "embed")
-        )
+        self.add_child("patches", cfg.patches, input_shape=patch, output_shape=(width,), axes=(*axes, "embed"))
         self.add_child("time", cfg.time, output_dim=width)
         vectors: Any = {"input_shape": (width,), "output_shape": (6, width), "axes": ("embed", None, None)}
         self.add_child("time_vectors", cfg.time_vectors, **vectors)
@@ -135,10 +137,28 @@ class VideoTransformer(Denoiser):
         sequences = Sequences(
             condition=vectors, memory=self.text(wish.astype(compute)), coordinates=grid_coordinates(*counts)
         )
-        tokens, _ = self.stack(tokens, sequences)
+        length = tokens.shape[1]
+        tokens, sequences = self._padded(tokens, sequences)
+        tokens, _ = self.stack(kn.constrain(tokens, ("batch", "length", "embed")), sequences)
+        tokens = tokens[:, :length]
         shift, scale = self.modulation(time)
         out = self.head(Modulation(shift, scale, scale).read(self.norm(tokens)))
         return from_patches(out, counts).astype(jnp.float32)
+
+    def _padded(self, tokens: Float[Array, "B T E"], sequences: Sequences) -> tuple[jax.Array, Sequences]:
+        """Returns rows of a multiple of `token_multiple`, and what marks the padding as such; most rows need none."""
+        rows, length, _ = tokens.shape
+        more = -length % self.config.token_multiple
+        assert sequences.memory is not None and sequences.coordinates is not None
+        if not more:
+            return tokens, sequences
+        ends = [(0, 0), (0, more), (0, 0)]
+        real = jnp.broadcast_to(jnp.arange(length + more)[None] < length, (rows, length + more)).astype(jnp.int32)
+        return jnp.pad(tokens, ends), sequences._replace(
+            segment_ids=real,
+            memory_segment_ids=jnp.ones(sequences.memory.shape[:2], jnp.int32),
+            coordinates=jnp.pad(sequences.coordinates, ends),
+        )
 
     @kn.nowrap
     def flops_per_picture(self) -> float:

@@ -197,7 +197,9 @@ class ImageClassifier(Model):
     @classmethod
     def row_shapes(cls, cfg: "ImageClassifier.Config") -> Mapping[str, tuple[int, ...]]:
         """Returns the shape of the images that the encoder names."""
-        return image_shape(cfg.encoder)
+        encoder: Any = cfg.encoder._target
+        shape: Mapping[str, tuple[int, ...]] = encoder.image_shape(cfg.encoder)
+        return shape
 
     def setup(self) -> None:
         """Declares the encoder, the pooling and the head."""

@@ -122,9 +122,7 @@ def from_hf(config: Foreign) -> DiffusionModel.Config:
     if norm not in (None, "rms_norm"):
         message = f"qk_norm is {norm!r}, expected None or 'rms_norm'"
         raise ForeignConfigError(message)
-    return sd3(
-        **arguments(config, _KEYS), num_layers=config["num_layers"], head_dim=head_dim, qk_norm=norm is not None
-    )
+    return sd3(**arguments(config, _KEYS), num_layers=config["num_layers"], head_dim=head_dim, qk_norm=norm is not None)
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:
@@ -165,7 +163,7 @@ def _reader(input_dim: int, vocab_size: int, length: int) -> TextReader.Config:
     )
 
 
-def mmdit_tiny(vocab_size: int = 512, text_length: int = 16) -> DiffusionModel.Config:
+def mmdit_tiny(vocab_size: int = 512, text_length: int = 48) -> DiffusionModel.Config:
     """Returns a small one that reads texts itself and makes coloured pictures of 16 pixels."""
     return sd3(
         num_layers=4, num_heads=4, head_dim=32, num_channels=3, image_size=16, patch_size=2, text_dim=64, pooled_dim=64,

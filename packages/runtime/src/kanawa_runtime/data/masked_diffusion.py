@@ -1,4 +1,4 @@
-"""Rows for masked diffusion: a random number of each text's tokens is hidden, and weighted so that the loss is a bound."""
+"""Rows for masked diffusion: some of each text's tokens are hidden, and weighted so that the loss is a bound."""
 
 import functools
 import hashlib

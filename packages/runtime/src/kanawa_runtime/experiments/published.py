@@ -13,7 +13,11 @@ _STEPS = (
     ("llama2-7b", "trn2-1024", 1.2),
     ("llama2-70b", "trn2-1024", 11.2),
 )
-PUBLISHED = tuple(
-    PublishedStep(experiment=experiment, target=target, seconds=seconds, source=_PAPER)
-    for experiment, target, seconds in _STEPS
+_RECIPES = "AI-Hypercomputer/tpu-recipes, training/ironwood: 64 chips, 32 videos of 75,600 tokens"
+PUBLISHED = (
+    *(
+        PublishedStep(experiment=experiment, target=target, seconds=seconds, source=_PAPER)
+        for experiment, target, seconds in _STEPS
+    ),
+    PublishedStep(experiment="wan2.1-14b", target="v7x-128", seconds=24.58, source=_RECIPES),
 )

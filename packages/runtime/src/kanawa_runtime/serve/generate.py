@@ -33,8 +33,8 @@ _PROMPT_MULTIPLE = 64
 class SamplingConfig(Config):
     """`temperature` 0 is greedy; `top_k` and `top_p` (None: off) cut the tail before drawing.
 
-    Of a model that fills in hidden tokens: in how many `denoising_steps` (None: one a token), and of how many tokens the
-    blocks are that it fills from left to right (None: one block).
+    Of a model that fills in hidden tokens: in how many `denoising_steps` (None: one a token), and of how many tokens
+    the blocks are that it fills from left to right (None: one block).
     """
 
     temperature: NonNegative = 0.8

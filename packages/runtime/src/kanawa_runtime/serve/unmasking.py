@@ -25,8 +25,8 @@ _ROW_MULTIPLE = 64
 class Unmasker:
     """Fills in with one model whose `hidden_token` is an id; the interface is the Generator's.
 
-    Blocks of `block_tokens` are filled one after another, by default all at once, in `denoising_steps` over all of them,
-    by default one a token. Each step draws every hidden token of the block, and writes those whose probability is the
+    Blocks of `block_tokens` are filled one after another, by default all at once, in `denoising_steps` over all of
+    them, by default one a token. Each step draws every hidden token of the block, and writes those whose probability is the
     highest (Nie et al. 2025, arXiv:2502.09992, section 2.4). Log-probabilities are those at a token's own step.
     """
 
@@ -147,7 +147,9 @@ class Unmasker:
             row[: len(prompt)] = prompt
             row[len(prompt) : len(prompt) + max_tokens] = self.mask_id
             segment[: len(prompt) + max_tokens] = 1
-        places = np.array([len(prompt) for prompt in prompts], np.int32)[:, None] + np.arange(max_tokens, dtype=np.int32)
+        places = np.array([len(prompt) for prompt in prompts], np.int32)[:, None] + np.arange(
+            max_tokens, dtype=np.int32
+        )
         return ids, segments, places
 
     def _completions(self, ids: Any, places: Any, logprobs: Any, stop_ids: Sequence[int]) -> list[Completion]:
@@ -158,7 +160,9 @@ class Unmasker:
             ends = np.isin(row, [self.mask_id, *stop_ids])
             length = int(np.argmax(ends)) if ends.any() else row.size
             stopped = length < row.size and row[length] != self.mask_id
-            completions.append(Completion(row[:length].tolist(), sure[:length].tolist(), "stop" if stopped else "length"))
+            completions.append(
+                Completion(row[:length].tolist(), sure[:length].tolist(), "stop" if stopped else "length")
+            )
         return completions
 
 
@@ -201,7 +205,7 @@ def check_sampling(model: CausalLM, sampling: SamplingConfig) -> None:
     """Raises UsageError for settings of filling in where a model continues texts."""
     if type(model).hidden_token(model.config) is None and (sampling.denoising_steps or sampling.block_tokens):
         message = (
-            f"denoising_steps and block_tokens are for models that fill in hidden tokens, and this {type(model).__name__} "
+            f"denoising_steps and block_tokens are for models that fill in hidden tokens, and {type(model).__name__} "
             "continues texts: leave them out, or train one with --modify masked-diffusion"
         )
         raise UsageError(message)
