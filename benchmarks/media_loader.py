@@ -72,15 +72,16 @@ def our_source(folder: Path, kind: str) -> Any:
     return SpeechSource.Config(files=("speech.jsonl",), root=str(folder), validation_one_in=0, convert=convert).build()
 
 
-def measure_ours(folder: Path, kind: str, workers: int, seconds: float, real_time: bool) -> dict[str, Any]:
+def measure_ours(folder: Path, kind: str, workers: int, seconds: float) -> dict[str, Any]:
     """Returns our rows a second in this process; 0 workers read in the thread that takes them."""
     import kanawa as kn
+    from kanawa_backends_cpu.process import prepare_process
     from kanawa_runtime.data.loader import GrainLoader
 
+    # As every command does.
+    prepare_process("train")
     source = our_source(folder, kind)
     loader = GrainLoader.Config(num_threads=max(workers, 1)).build(source=source, global_batch=BATCH)
-    if real_time:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     stream = iter(loader) if workers else (loader.batch(step) for step in range(1 << 30))
     rows = 0
     next(stream)
@@ -106,12 +107,13 @@ def child(command: list[str]) -> dict[str, Any]:
 
 def compare(folder: Path, kind: str, args: argparse.Namespace) -> dict[str, Any]:
     """Returns both sides' rows a second, each with its best number of workers."""
-    last = [str(args.seconds), "real-time" if args.real_time else "usual"]
+    last = str(args.seconds)
 
     def run(side: int, workers: int) -> dict[str, Any]:
         where = [str(folder), kind, str(workers)]
-        ours = [sys.executable, __file__, "--ours", *where, *last]
-        return child(ours if side == 0 else [args.torch_python, str(SIDE), *where, str(BATCH), *last])
+        ours = [sys.executable, __file__, "--ours", *where, last]
+        command = ours if side == 0 else [args.torch_python, str(SIDE), *where, str(BATCH), last]
+        return child([*(("chrt", "-f", "1") if args.real_time else ()), *command])
 
     tried = [{workers: run(side, workers)["rows_a_second"] for workers in (0, 1, 2)} for side in (0, 1)]
     best = [max(speeds, key=speeds.__getitem__) for speeds in tried]
@@ -147,11 +149,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--real-time", action="store_true", help="for a machine that other work shares; needs root")
-    parser.add_argument("--ours", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--ours", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.ours:
-        folder, kind, workers, seconds, priority = args.ours
-        found = measure_ours(Path(folder), kind, int(workers), float(seconds), priority == "real-time")
+        folder, kind, workers, seconds = args.ours
+        found = measure_ours(Path(folder), kind, int(workers), float(seconds))
         sys.stdout.write(json.dumps(found) + "\n")
         return 0
     if args.torch_python is None:

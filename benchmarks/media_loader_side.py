@@ -1,13 +1,12 @@
 """The other side of media_loader.py: the same files by a PyTorch DataLoader with the same decoding.
 
-python media_loader_side.py FOLDER pictures|wav|flac|resampled WORKERS BATCH SECONDS PRIORITY; prints one line of JSON.
+python media_loader_side.py FOLDER pictures|wav|flac|resampled WORKERS BATCH SECONDS; prints one line of JSON.
 """
 
 import io
 import itertools
 import json
 import math
-import os
 import resource
 import sys
 import time
@@ -90,8 +89,6 @@ def main() -> None:
     loader = torch.utils.data.DataLoader(
         dataset, batch_size=int(batch), shuffle=True, drop_last=True, num_workers=int(workers), **options
     )
-    if sys.argv[6] == "real-time":
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
     stream, rows = itertools.chain.from_iterable(itertools.repeat(loader)), 0
     next(stream)

@@ -71,7 +71,7 @@ def word_error_rates(run: Any) -> dict[str, float]:
     for index in range(rows.num_rows):
         record, row = rows.record(index), rows.row(index)
         ids = transcribe(run.params, run.state, row["audio"][None], row["audio_lengths"][None])
-        kind = "new" if "-new" in record["name"] else "known"
+        kind = "new" if "-new" in record["address"] else "known"
         said[kind].append(record["text"])
         heard[kind].append(rows.text_of(np.asarray(ids)[0]))
     for kind in said:

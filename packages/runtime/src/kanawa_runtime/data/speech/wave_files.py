@@ -50,11 +50,12 @@ def sound_samples(content: bytes, rate: int, most: int, *, converts: bool = Fals
         signal: Any = importlib.import_module("scipy.signal")
         shared = math.gcd(found, rate)
         samples = signal.resample_poly(samples, rate // shared, found // shared).astype(np.float32)[:most]
-    if not np.isfinite(samples).all():
+    # NaN is the least and the largest of any numbers.
+    low, high = (samples.min(), samples.max()) if samples.size else (0.0, 0.0)
+    if not np.isfinite([low, high]).all():
         message = "some of its samples are no finite numbers"
         raise SoundError(message)
-    clipped: np.ndarray = np.clip(samples, -1.0, 1.0)
-    return clipped
+    return samples if low >= -1.0 and high <= 1.0 else np.clip(samples, -1.0, 1.0)
 
 
 def _wave(content: bytes, rate: int | None, seconds: float) -> tuple[np.ndarray, int, int]:
