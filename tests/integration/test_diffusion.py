@@ -17,6 +17,7 @@ from kanawa_runtime.data.images.drawn_digits import DrawnDigits
 from kanawa_runtime.data.images.draws import Draws
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.moving_average import MovingAverage
+from kanawa_runtime.learn.schedules import Constant
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.runs.media import MOST_BYTES, Medium, as_json, media_of, png
 from kanawa_runtime.train.loop import Loop
@@ -40,7 +41,11 @@ def small(folder, modifiers=(), on="cpu"):
     sizes = {"num_layers": 2, "input_dim": 16, "num_heads": 2, "image_size": 8, "num_channels": 3, "num_classes": 2}
     cfg.set(model=dit(**sizes, objective=FlowMatching.Config()))
     cfg.model.sampler.set(num_steps=3)
-    cfg.set(learner=Learner.Config(average=MovingAverage.Config(decay=0.9, others=(0.5,))))
+    cfg.set(
+        learner=Learner.Config(
+            schedule=Constant.Config(peak=1e-2), average=MovingAverage.Config(decay=0.9, others=(0.1,))
+        )
+    )
     cfg.checkpoints.set(every_steps=3)
     cfg.evaluation.set(every_steps=3)
     return kn.compose(cfg, on, modifiers, overrides=[f"steps={STEPS}"], data=f"{folder}:validation_one_in=4")
@@ -92,7 +97,7 @@ def test_modifiers_reach_blocks_of_diffusion(folder, run, tmp_path):
 
 
 def test_what_is_sampled_is_an_average_of_the_parameters(run, tmp_path):
-    averages = [kn.open(run, set=[f"learner.average.evaluate={decay}"]) for decay in (0.9, 0.5)]
+    averages = [kn.open(run, set=[f"learner.average.evaluate={decay}"]) for decay in (0.9, 0.1)]
     pixels = [one.pictures([0], guidance=1.0)[0].pixels.astype(int) for one in averages]
     assert np.abs(pixels[0] - pixels[1]).max() > 0
     np.testing.assert_array_equal(kn.open(run).pictures([0], guidance=1.0)[0].pixels, pixels[0])

@@ -1,6 +1,7 @@
 """Diffusion: a small model learns to draw digits, or pictures of one's own, and DiT-XL/2 at its published batch."""
 
 import kanawa as kn
+from kanawa.contracts import PrecisionConfig
 
 from kanawa_runtime.data.images.drawn_digits import STROKES, DrawnDigits
 from kanawa_runtime.data.images.random_latents import RandomLatents
@@ -41,10 +42,11 @@ def dit_xl_2() -> kn.Config:
         model=kn.component("models", "dit-xl-2", asker="kanawa-runtime")(),
         data=RandomLatents.Config(),
         batch_size=256,
+        precision=PrecisionConfig(compute="bfloat16"),
         steps=400_000,
         learner=Learner.Config(
             optimizer=AdamW.Config(weight_decay=0.0),
-            schedule=Constant.Config(value=1e-4),
+            schedule=Constant.Config(peak=1e-4),
             average=MovingAverage.Config(decay=0.9999),
         ),
     )

@@ -19,8 +19,6 @@ class RandomLatents(DataSource):
     batch = ImageBatch
     unit: ClassVar[str] = "images"
     packed = False
-    num_rows = None
-    vocab_size = 0
 
     class Config(DataSource.Config):
         height: Size = 32
@@ -29,6 +27,16 @@ class RandomLatents(DataSource):
         num_classes: Size = 1000
 
     config: Config
+
+    @property
+    def num_rows(self) -> None:
+        """None: without end."""
+        return
+
+    @property
+    def vocab_size(self) -> int:
+        """0: there are no tokens."""
+        return 0
 
     @property
     def fields(self) -> Mapping[str, RowField | None]:
