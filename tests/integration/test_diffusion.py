@@ -89,11 +89,16 @@ def test_modifiers_reach_blocks_of_diffusion(folder, run, tmp_path):
     before, after = (each.config.model.denoiser.stack.layer for each in (small(folder), changed))
     assert type(after.attention_norm) is not type(before.attention_norm)
     assert type(after.feed_forward) is not type(before.feed_forward)
-    assert np.isfinite(losses(changed, tmp_path / "changed", steps=1)).all()
     Loop(small(folder, ["lora:rank=2"]), tmp_path / "tuned", steps=1, initial=run).execute()
     events = read_events(tmp_path / "tuned" / "events.jsonl")
     program = next(event for event in events if event["event"] == "program")
     assert 0 < program["trained_parameters"] < program["parameters"] / 2
+
+
+@pytest.mark.nightly
+def test_a_mixture_of_experts_trains_in_blocks_of_diffusion(folder, tmp_path):
+    changed = small(folder, ["norm:kind=rms-norm", "moe:num_experts=2,top_k=1"])
+    assert np.isfinite(losses(changed, tmp_path / "changed", steps=1)).all()
 
 
 def test_what_is_sampled_is_an_average_of_the_parameters(run, tmp_path):

@@ -37,7 +37,7 @@ def dit_tiny() -> kn.Config:
 
 
 def dit_xl_2() -> kn.Config:
-    """Returns DiT-XL/2 at 256 pictures a step (arXiv:2212.09748, section 4), of random latents: plans and benchmarks."""
+    """Returns DiT-XL/2 at 256 pictures a step (arXiv:2212.09748, section 4), of random latents: for plans."""
     return Trainer.Config(
         model=kn.component("models", "dit-xl-2", asker="kanawa-runtime")(),
         data=RandomLatents.Config(),
