@@ -10,6 +10,8 @@ from kanawa.arrays.tree import flatten_paths
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 EXPERIMENTS = (
     "clip-tiny",
+    "dit-tiny",
+    "dit-xl-2",
     "grpo-demo",
     "llama-1b",
     "llama2-13b",

@@ -10,7 +10,7 @@ def kanawa_kinds() -> list[Kind]:
     return [
         Kind("activations", "functions between the projections of a feed-forward", instance_of=function),
         Kind("hf_families", "Hugging Face model types, read and written", instance_of=family),
-        Kind("picture_samplers", "how noise becomes a picture", instance_of="kanawa.contracts:Sampler"),
+        Kind("picture_samplers", "how noise becomes a picture", subclass_of="kanawa.contracts:Sampler"),
         Kind("hf_activations", "activations by the names of Hugging Face configs", instance_of=function),
     ]
 

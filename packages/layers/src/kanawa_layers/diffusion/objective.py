@@ -56,7 +56,7 @@ class Evenly(Spacing):
     def places(self, num_steps: int, num_times: int) -> np.ndarray:
         """Returns the places."""
         skipped = int(self.config.before_first)
-        return np.linspace(0, num_times - 1, num_steps + skipped)[::-1][:num_steps].copy()
+        return np.linspace(num_times - 1, 0, num_steps + skipped)[:num_steps]
 
 
 class Leading(Spacing):

@@ -65,7 +65,8 @@ class PatchHead(kn.Module):
 class DiT(Denoiser):
     """Patches with positions through blocks that the sum of a time's and a label's embedding modulates.
 
-    Without labels the time is the whole condition. `learns_variance` outputs twice the channels, the second half for the variance.
+    Without labels the time is the whole condition. `learns_variance` outputs twice the channels, as released weights
+    do; the second half is the variance, which no loss and no sampler here reads.
     """
 
     patches: PatchEmbedding

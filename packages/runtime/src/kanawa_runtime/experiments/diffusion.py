@@ -1,12 +1,15 @@
-"""Diffusion to try out: a small model learns to draw digits, or pictures of one's own."""
+"""Diffusion: a small model learns to draw digits, or pictures of one's own, and DiT-XL/2 at its published batch."""
 
 import kanawa as kn
+from kanawa.contracts import PrecisionConfig
 
 from kanawa_runtime.data.images.drawn_digits import STROKES, DrawnDigits
+from kanawa_runtime.data.images.random_latents import RandomLatents
+from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.moving_average import MovingAverage
 from kanawa_runtime.learn.muon import Muon
-from kanawa_runtime.learn.schedules import WarmupCosine
+from kanawa_runtime.learn.schedules import Constant, WarmupCosine
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
 from kanawa_runtime.train.trainer import Trainer
 
@@ -30,4 +33,20 @@ def dit_tiny() -> kn.Config:
         ),
         evaluation=EvaluationPolicy(every_steps=250),
         checkpoints=CheckpointPolicy(every_steps=250),
+    )
+
+
+def dit_xl_2() -> kn.Config:
+    """Returns DiT-XL/2 at 256 pictures a step (arXiv:2212.09748, section 4), of random latents: for plans."""
+    return Trainer.Config(
+        model=kn.component("models", "dit-xl-2", asker="kanawa-runtime")(),
+        data=RandomLatents.Config(),
+        batch_size=256,
+        precision=PrecisionConfig(compute="bfloat16"),
+        steps=400_000,
+        learner=Learner.Config(
+            optimizer=AdamW.Config(weight_decay=0.0),
+            schedule=Constant.Config(peak=1e-4),
+            average=MovingAverage.Config(decay=0.9999),
+        ),
     )

@@ -78,7 +78,7 @@ def ending(
     outcome: Outcome, command: str, source: DataSource, prompt: str = "", *, generates: bool = True, draws: bool = False
 ) -> Iterator[str]:
     """Yields the lines of the end. `command` is what was typed, which resumes the run; of a run that is done, only
-    commands that its data can serve are named, and `generate` only where its model `generates` text, or `draws` pictures.
+    commands that its data can serve are named, and `generate` only where its model `generates` text or `draws`.
     """
     if outcome.kind == "done":
         run = shlex.quote(shown(outcome.run))

@@ -40,7 +40,7 @@ def with_sampler(model: Any, sampler: str | None, steps: int | None) -> Any:
     if sampler is not None:
         names = [state.name for state in host().components(SAMPLERS) if state.state.usable]
         if sampler not in names:
-            message = f"--sampler {sampler!r} is unknown{did_you_mean(sampler, names)}; choices: {', '.join(names)}"
+            message = f"--sampler {sampler!r} is unknown{did_you_mean(sampler, names)}"
             raise UsageError(message)
         changed.set(sampler=component(SAMPLERS, sampler, asker="kanawa-runtime").Config())
     if steps is not None:
