@@ -14,6 +14,12 @@ from kanawa.contracts.data import DataSource, RowField
 from kanawa_runtime.data.permutation import random_words
 
 
+def unit_noise(shape: tuple[int, ...], *key: int) -> np.ndarray:
+    """Returns uniform fp32 numbers of mean 0 and variance 1, a function of the key."""
+    uniform = (random_words(math.prod(shape), *key) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return ((uniform - np.float32(0.5)) * np.float32(12**0.5)).reshape(shape)
+
+
 class RandomLatents(DataSource):
     """Latents of pictures or videos, and what encoders made of texts, both drawn from uniform numbers of variance 1."""
 
@@ -61,15 +67,13 @@ class RandomLatents(DataSource):
         if index < 0 or (cfg.num_rows is not None and index >= cfg.num_rows):
             message = f"row {index} doesn't exist: num_rows={cfg.num_rows}"
             raise IndexError(message)
-
-        def drawn(shape: tuple[int, ...], part: int) -> np.ndarray:
-            words = random_words(math.prod(shape), cfg.seed or 0, index, part)
-            uniform = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-            return ((uniform - np.float32(0.5)) * np.float32(12**0.5)).reshape(shape)
-
-        row = {"images": drawn(cfg.shape, 0), "states": drawn((cfg.text_length, cfg.text_dim), 1)}
+        key = (cfg.seed or 0, index)
+        row = {
+            "images": unit_noise(cfg.shape, *key, 0),
+            "states": unit_noise((cfg.text_length, cfg.text_dim), *key, 1),
+        }
         if cfg.pooled_dim is not None:
-            row["pooled"] = drawn((cfg.pooled_dim,), 2)
+            row["pooled"] = unit_noise((cfg.pooled_dim,), *key, 2)
         return {**row, "loss_weights": np.ones((), np.float32)}
 
     def held_out(self) -> "RandomLatents":

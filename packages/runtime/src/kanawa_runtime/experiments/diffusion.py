@@ -4,7 +4,7 @@ import kanawa as kn
 from kanawa.contracts import PrecisionConfig
 
 from kanawa_runtime.data.images.drawn_digits import STROKES, DrawnDigits
-from kanawa_runtime.data.images.random_latents import RandomLatents
+from kanawa_runtime.data.images.labelled_latents import LabelledLatents
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.moving_average import MovingAverage
@@ -40,7 +40,7 @@ def dit_xl_2() -> kn.Config:
     """Returns DiT-XL/2 at 256 pictures a step (arXiv:2212.09748, section 4), of random latents: for plans."""
     return Trainer.Config(
         model=kn.component("models", "dit-xl-2", asker="kanawa-runtime")(),
-        data=RandomLatents.Config(),
+        data=LabelledLatents.Config(),
         batch_size=256,
         precision=PrecisionConfig(compute="bfloat16"),
         steps=400_000,

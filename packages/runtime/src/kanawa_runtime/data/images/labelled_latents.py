@@ -11,9 +11,10 @@ from kanawa.config import Size, to_json
 from kanawa.contracts import DataSource, ImageBatch, RowField
 
 from kanawa_runtime.data.permutation import random_words
+from kanawa_runtime.data.random_latents import unit_noise
 
 
-class RandomLatents(DataSource):
+class LabelledLatents(DataSource):
     """Uniform numbers of mean 0 and variance 1, [height, width, channels], without end."""
 
     batch = ImageBatch
@@ -57,11 +58,9 @@ class RandomLatents(DataSource):
         if index < 0:
             message = f"row {index} doesn't exist: rows count from 0"
             raise IndexError(message)
-        shape = (cfg.height, cfg.width, cfg.channels)
-        words = random_words(int(np.prod(shape)) + 1, cfg.seed or 0, index)
-        numbers = ((words[1:] >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5) * 12**0.5
+        label = random_words(1, cfg.seed or 0, index, 1)[0] % np.uint64(cfg.num_classes)
         return {
-            "images": numbers.astype(np.float32).reshape(shape),
-            "target_ids": np.array(words[0] % np.uint64(cfg.num_classes), np.int32),
+            "images": unit_noise((cfg.height, cfg.width, cfg.channels), cfg.seed or 0, index, 0),
+            "target_ids": np.array(label, np.int32),
             "loss_weights": np.array(1.0, np.float32),
         }
