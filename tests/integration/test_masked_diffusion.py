@@ -8,7 +8,7 @@ import pytest
 from kanawa.cli.main import main
 from kanawa.contracts import Sequences
 from kanawa.errors import CompositionError, UsageError
-from kanawa_layers.models.masked_diffusion import MaskedDiffusionLoss
+from kanawa_layers.modifiers.masked_diffusion import MaskedDiffusionLoss
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.serve.generate import SamplingConfig
 from kanawa_runtime.serve.unmasking import Unmasker

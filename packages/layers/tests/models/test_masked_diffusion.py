@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from kanawa.contracts import Batch, Sequences
 from kanawa.errors import ConfigError
-from kanawa_layers.models.masked_diffusion import MaskedDiffusion, MaskedDiffusionLoss
+from kanawa_layers.models.masked_diffusion import MaskedDiffusion
+from kanawa_layers.modifiers.masked_diffusion import MaskedDiffusionLoss
 from kanawa_layers.recipes.gemma3 import gemma3_1b
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2_tiny

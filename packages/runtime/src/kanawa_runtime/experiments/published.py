@@ -13,7 +13,7 @@ _STEPS = (
     ("llama2-7b", "trn2-1024", 1.2),
     ("llama2-70b", "trn2-1024", 11.2),
 )
-_RECIPES = "AI-Hypercomputer/tpu-recipes, training/ironwood: 64 chips, 32 videos of 75,600 tokens"
+_RECIPES = "AI-Hypercomputer's training recipes, Ironwood: 64 chips, 32 videos of 75,600 tokens"
 PUBLISHED = (
     *(
         PublishedStep(experiment=experiment, target=target, seconds=seconds, source=_PAPER)

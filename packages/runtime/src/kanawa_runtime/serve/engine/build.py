@@ -6,6 +6,7 @@ import numpy as np
 from kanawa.contracts import CausalLM, Environment
 from kanawa.errors import UsageError
 
+from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.core import EngineCore
@@ -23,6 +24,21 @@ from kanawa_runtime.serve.engine.speculator import Speculator
 logger = logging.getLogger(__name__)
 
 _DEFAULT_LENGTH = 2048
+
+
+def continuing_model(run: OpenedRun) -> CausalLM:
+    """Returns the model of an opened run or folder; raises UsageError for one that continues no texts."""
+    model = run.trainer.model
+    if not isinstance(model, CausalLM):
+        message = f"{run.directory} holds a {type(model).__name__}, which generates no text: only causal models do"
+        raise UsageError(message)
+    if type(model).hidden_token(model.config) is not None:
+        message = (
+            f"{run.directory} holds a model that fills in hidden tokens, and an engine continues texts; use kanawa "
+            "generate, with one --prompt or several"
+        )
+        raise UsageError(message)
+    return model
 
 
 def build_core(

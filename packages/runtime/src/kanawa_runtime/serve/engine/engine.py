@@ -19,7 +19,7 @@ from kanawa.errors import UsageError
 from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots, LoraSlot
-from kanawa_runtime.serve.engine.build import build_core
+from kanawa_runtime.serve.engine.build import build_core, continuing_model
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.page_transfer import PageShapes, PageTransfer
 from kanawa_runtime.serve.engine.picture_tower import check_pictures
@@ -98,16 +98,7 @@ class LLMEngine:
     @classmethod
     def of_run(cls, run: OpenedRun, config: EngineConfig | None = None, draft: Draft | None = None) -> Self:
         """Returns the engine of an opened run or folder; raises UsageError for a model that doesn't generate."""
-        model = run.trainer.model
-        if not isinstance(model, CausalLM):
-            message = f"{run.directory} holds a {type(model).__name__}, which generates no text: only causal models do"
-            raise UsageError(message)
-        if type(model).hidden_token(model.config) is not None:
-            message = (
-                f"{run.directory} holds a model that fills in hidden tokens, and an engine continues texts; "
-                "use kanawa generate, one prompt at a time or several --prompt"
-            )
-            raise UsageError(message)
+        model = continuing_model(run)
         tokenizer = tokenizer_of(run)
         known = None if tokenizer is None else tokenizer.known
         return cls(model, run.params, run.state, run.environment, config, known, draft, run.trained_length)
