@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import queue
 import threading
@@ -35,6 +34,7 @@ from kanawa_runtime.serve.engine.request import (
     Request,
     RequestError,
     SamplingParams,
+    Submitted,
     check_request,
     check_together,
     gather_outputs,
@@ -47,14 +47,6 @@ T = TypeVar("T")
 
 #: When a refused client may ask again.
 _RETRY_SECONDS = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Submitted:
-    request: Request
-    on_output: OnOutput
-    hold_pages: bool = False
-    remote_prefill: RemotePrefill | None = None
 
 
 class LLMEngine:
@@ -84,7 +76,7 @@ class LLMEngine:
         self._load(params, state or {})
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
-        self._submitted: collections.deque[_Submitted] = collections.deque()
+        self._submitted: collections.deque[Submitted] = collections.deque()
         self._ids: set[str] = set()
         #: How many callbacks are being called with the last output of their request.
         self._finishing = 0
@@ -207,9 +199,9 @@ class LLMEngine:
         with self._wake:
             self.check_id(request.id)
             self.check_room()
-            self._queue(_Submitted(request, on_output, hold_pages, remote_prefill))
+            self._queue(Submitted(request, on_output, hold_pages, remote_prefill))
 
-    def _queue(self, submitted: _Submitted) -> None:
+    def _queue(self, submitted: Submitted) -> None:
         name = submitted.request.id
         if name in self._cancelled:
             # An earlier request of this id was cancelled, and has ended meanwhile.
@@ -232,7 +224,7 @@ class LLMEngine:
             for request in requests:
                 self.check_id(request.id)
             for request in requests:
-                self._queue(_Submitted(request, on_output))
+                self._queue(Submitted(request, on_output))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams] | None = None

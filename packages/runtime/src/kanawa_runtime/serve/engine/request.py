@@ -165,6 +165,16 @@ class RemotePrefill:
 OnOutput = Callable[[Output], None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Submitted:
+    """A request on its way to an engine's thread; with `hold_pages` its pages outlive it."""
+
+    request: Request
+    on_output: OnOutput
+    hold_pages: bool = False
+    remote_prefill: RemotePrefill | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineLimits:
     """The sizes of an engine: a request beyond them is refused before it is queued."""
