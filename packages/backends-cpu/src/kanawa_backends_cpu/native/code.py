@@ -37,10 +37,10 @@ def f32_constant(value: float, width: int) -> ir.Constant:
 
 
 class Code:
-    """Appends instructions to the function of `builder`."""
+    """Appends instructions to the function of `builder`; `fast_math` is what LLVM may do to its floats."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
-        self.builder = builder
+        self.builder, self.fast_math = builder, _FAST_MATH
 
     def alloca(self, kind: ir.Type) -> ir.Instruction:
         """Returns a pointer to one value of a type on the stack; LLVM holds it in a register where it can."""
@@ -94,11 +94,11 @@ class Code:
 
     def add(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """Returns a + b of floats."""
-        return self.builder.fadd(a, b, flags=_FAST_MATH)
+        return self.builder.fadd(a, b, flags=self.fast_math)
 
     def mul(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """Returns a * b of floats."""
-        return self.builder.fmul(a, b, flags=_FAST_MATH)
+        return self.builder.fmul(a, b, flags=self.fast_math)
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
         """Returns a * b + c of floats, rounded once where the processor can."""
@@ -114,7 +114,7 @@ class Code:
     def reduce_sum(self, vector: ir.Value) -> ir.Value:
         """Returns the sum of a vector's floats."""
         function = self._intrinsic("vector.reduce.fadd", F32, [F32, vector.type], vector.type)
-        return self.builder.call(function, [ir.Constant(F32, 0.0), vector], fastmath=_FAST_MATH)
+        return self.builder.call(function, [ir.Constant(F32, 0.0), vector], fastmath=self.fast_math)
 
     def reduce_max(self, vector: ir.Value) -> ir.Value:
         """Returns the largest of a vector's floats, NaN ignored."""
@@ -136,11 +136,11 @@ class Code:
         twos = builder.call(nearest, [self.mul(x, f32_constant(1.44269504088896341, width))])
         rest = x
         for part in _LN2:
-            rest = self.add(rest, self.mul(twos, f32_constant(-part, width)))
+            rest = self.fma(twos, f32_constant(-part, width), rest)
         series = f32_constant(_EXP[0], width)
         for coefficient in _EXP[1:]:
-            series = self.add(self.mul(series, rest), f32_constant(coefficient, width))
-        series = self.add(self.add(self.mul(series, self.mul(rest, rest)), rest), f32_constant(1.0, width))
+            series = self.fma(series, rest, f32_constant(coefficient, width))
+        series = self.add(self.fma(series, self.mul(rest, rest), rest), f32_constant(1.0, width))
         # 2 ** n is n in the exponent's bits.
         exponent = builder.add(builder.fptosi(twos, bits), ir.Constant(bits, [127] * width))
         power = builder.bitcast(builder.shl(exponent, ir.Constant(bits, [23] * width)), kind)

@@ -67,6 +67,8 @@ class ExecutionPlan:
         optimizer_memory: where optimizer state is stored between steps (kanawa.arrays.optimizer_state).
         purpose: what the program is for, set by the code that builds it.
         traits: what the target's compiler needs of the program, answered by its backend.
+        row_invariant: whether a row of a matmul's or attention's result should have the same bits however many rows are
+            computed with it, for what purpose and from whatever cache: kernels that promise it are preferred.
     """
 
     param_rules: Rules = ()
@@ -79,6 +81,7 @@ class ExecutionPlan:
     optimizer_memory: str = "device"
     purpose: Purpose = "train"
     traits: ProgramTraits = ProgramTraits()
+    row_invariant: bool = False
 
     def distributed_over_shards(self, operation: str) -> Any:
         """Returns the first of `distributed` that runs the operation ("attention", "experts"), or None."""

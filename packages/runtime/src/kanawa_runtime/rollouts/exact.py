@@ -27,8 +27,13 @@ _ROUNDED = {"xla_allow_excess_precision": False}
 
 
 def exact_rounding(environment: Environment) -> Environment:
-    """Returns the environment with compiler options by which no rounding that a program writes down is left out."""
-    return dataclasses.replace(environment, compiler_options={**_ROUNDED, **environment.compiler_options})
+    """Returns the environment whose programs leave out no rounding and whose rows don't depend on each other's number.
+
+    In float32 too few tokens differ to pay for kernels that compute rows alike.
+    """
+    plan = dataclasses.replace(environment.plan, row_invariant=environment.plan.precision.compute != "float32")
+    options = {**_ROUNDED, **environment.compiler_options}
+    return dataclasses.replace(environment, plan=plan, compiler_options=options)
 
 
 class RepeatedDraws:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from kanawa.kernels.matmul.problem import MatmulProblem
 from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.verdict import Verdict, first_refusal, refuse
+from kanawa.kernels.verdict import SUPPORTED, Verdict, first_refusal, refuse
 
 from kanawa_backends_cpu.kernels.matmul.available import why_no_native
 from kanawa_backends_cpu.kernels.matmul.operands import few_rows, in_one_dtype, unfit_dtypes
@@ -17,7 +17,10 @@ SMALLEST = {"float32": 2**26, "bfloat16": 2**20}
 
 
 class NativeMatmul(Kernel):
-    """Reads either layout in place, and sums in fp32; bfloat16 by AMX's tiles or AVX-512's pairs, if any."""
+    """Reads either layout in place, and sums in fp32; bfloat16 by AMX's tiles or AVX-512's pairs, if any.
+
+    Each number is a sum over the contracted dimension in one order, whatever the sizes of the others.
+    """
 
     name: ClassVar[str] = "matmul.cpu.native"
     priority: ClassVar[int] = 20
@@ -25,12 +28,14 @@ class NativeMatmul(Kernel):
     in_process: ClassVar[bool] = True
 
     def supports(self, problem: MatmulProblem, device: Any) -> Verdict:
-        """Returns support for training's matmuls, and for prefill's of weights as they are trained."""
+        """Returns support for training's matmuls, for prefill's of weights as they are trained, and row-invariant ones."""
         del device
         p = problem
         unfit = unfit_dtypes(p) or why_no_native()
         if unfit:
             return refuse(unfit)
+        if p.row_invariant:
+            return SUPPORTED
         smallest = SMALLEST[in_one_dtype(p)]
         size = p.rows * p.inner * p.outputs
         return first_refusal(

@@ -163,6 +163,7 @@ def _problem(
         page_size=None if table is None else k.shape[1],
         kv_bits=table is not None and k.dtype == jnp.uint16,
         ragged_sequences=None if starts is None else starts.shape[0] - 1,
+        row_invariant=current_plan().row_invariant,
     )
 
 

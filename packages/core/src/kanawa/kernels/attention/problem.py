@@ -76,6 +76,7 @@ class AttentionProblem(Problem):
         kv_bits: pages hold 16-bit floats as integers of the same bits, uint16 (`attention` says why).
         ragged_sequences: q is one row holding this many sequences' queries, cut at query_starts;
             else None.
+        row_invariant: see `ExecutionPlan`; kernels that don't know how leave it.
     """
 
     batch: int
@@ -101,6 +102,7 @@ class AttentionProblem(Problem):
     page_size: int | None = None
     kv_bits: bool = False
     ragged_sequences: int | None = None
+    row_invariant: bool = False
 
     @property
     def has_bias(self) -> bool:
@@ -221,6 +223,7 @@ class AttentionProblem(Problem):
             parts.append(f"ragged({self.ragged_sequences})")
         flags = ("sinks", "alibi", "q_positions", "kv_positions", "kv_lengths", "lookahead")
         parts += [flag for flag in flags if getattr(self, f"has_{flag}")]
+        parts += ["row-invariant"] * self.row_invariant
         return " ".join(parts)
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "AttentionProblem":

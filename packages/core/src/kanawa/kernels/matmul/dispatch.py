@@ -79,6 +79,7 @@ def matmul(
             precision=precision,
             purpose=current_plan().purpose,
             logits=logits,
+            row_invariant=current_plan().row_invariant,
         )
         _record(problem, own_gradients)
         direct = by_reference_alone(problem)
@@ -113,6 +114,7 @@ def preferred_weight_layout(
         sum_dtype=name,
         dtype=name,
         purpose=purpose or current_plan().purpose,
+        row_invariant=current_plan().row_invariant,
     )
     preferred: MatmulProblem = preferred_problem(MATMUL, problem, mesh_error())
     return preferred.weight_layout

@@ -37,6 +37,7 @@ class MatmulProblem(Problem):
             one's dtype, or both to what the device multiplies fastest.
         purpose: what the program is for, "train", "prefill" or "decode".
         logits: whether the outputs are a vocabulary's logits, or their gradients.
+        row_invariant: see `ExecutionPlan`; kernels that don't know how leave it. Gradients needn't be.
     """
 
     rows: int
@@ -51,6 +52,7 @@ class MatmulProblem(Problem):
     precision: Precision = "default"
     purpose: Purpose = "train"
     logits: bool = False
+    row_invariant: bool = False
 
     @property
     def matmul_flops(self) -> float:
@@ -91,7 +93,8 @@ class MatmulProblem(Problem):
         result = f" -> {self.dtype}" * (self.dtype != self.x_dtype)
         sums = f", sums in {self.sum_dtype}" * (self.sum_dtype != self.dtype)
         precision = f", {self.precision} precision" * (self.precision != "default")
-        return f"{left} x {right}{result}{sums}{precision}, {self.purpose}{' logits' * self.logits}"
+        flags = " logits" * self.logits + " row-invariant" * self.row_invariant
+        return f"{left} x {right}{result}{sums}{precision}, {self.purpose}{flags}"
 
     def result(self, operands: Operands) -> jax.ShapeDtypeStruct:
         """Returns [rows, outputs] in the result's dtype."""
@@ -138,6 +141,7 @@ class MatmulProblem(Problem):
             x_dtype=self.dtype if from_left else other,
             weight_dtype=other if from_left else self.dtype,
             dtype=self.weight_dtype if of_weight else self.x_dtype,
+            row_invariant=False,
         )
 
 
