@@ -1,6 +1,6 @@
 """attention.cpu.invariant: training, prefill and decoding by one native function, with the same bits for each query.
 
-For programs that have to agree bit for bit, such as a rollout's and the training step's (`ExecutionPlan.row_invariant`).
+For programs that have to agree bit for bit, as a rollout and the training step do (`ExecutionPlan.row_invariant`).
 Softmax is online (Milakov and Gimelshein, arXiv 1805.02867) over blocks of 16 keys; multiplications and sums are fp32,
 and weights are rounded to bfloat16.
 """

@@ -28,7 +28,7 @@ class NativeMatmul(Kernel):
     in_process: ClassVar[bool] = True
 
     def supports(self, problem: MatmulProblem, device: Any) -> Verdict:
-        """Returns support for training's matmuls, for prefill's of weights as they are trained, and row-invariant ones."""
+        """Returns support for training's matmuls, prefill's of weights as they are trained, and row-invariant ones."""
         del device
         p = problem
         unfit = unfit_dtypes(p) or why_no_native()
