@@ -22,7 +22,7 @@ from typing import Any
 from turns import Player, Turns, median_and_interval, pin, play
 
 HERE = Path(__file__).parent
-WARM = 3
+WARM = 2
 #: The model and batch of each method, as those that compare losses have them.
 MODEL = {"vocab": 512, "width": 256, "layers": 4, "heads": 8, "kv_heads": 8}
 POLICY = {"vocab": 512, "width": 128, "layers": 2, "heads": 4, "kv_heads": 4}
@@ -95,7 +95,7 @@ def trained(folder: Path, method: str, turns: Turns, steps: int) -> None:
         return
     given = SFT if method == "sft" else PAIRS
     words = "sft" if method == "sft" else f"{method}:beta={PAIRS['beta']}"
-    batch = SFT["batch"] // 4 if method == "sft" else PAIRS["batch"]
+    batch = SFT["batch"] // 4 if method == "sft" else PAIRS["batch"] // 2
     our_side(
         folder, "ours", "chat.jsonl" if method == "sft" else f"{method}.jsonl", [words], **sizes, batch=batch,
         rate=given["rate"], sequence_length=given["length"], more={"services": ()},

@@ -89,6 +89,6 @@ def packed_rollouts(batch: RolloutBatch) -> RolloutBatch | None:
         flat[places[there]] = values[there]
         return flat.reshape(height, capacity)
 
-    moved: Any = [placed(values) for values in batch[:-1]]
-    own = placed(np.broadcast_to(number[:, None], segments.shape).astype(segments.dtype))
-    return RolloutBatch(*moved, places=places)._replace(segment_ids=own)
+    moved: dict[str, Any] = {name: placed(values) for name, values in batch._asdict().items()}
+    numbers = placed(np.broadcast_to(number[:, None], segments.shape).astype(segments.dtype))
+    return RolloutBatch(**{**moved, "segment_ids": numbers, "places": places})
