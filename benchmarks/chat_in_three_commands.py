@@ -1,6 +1,6 @@
 """From a Hugging Face folder and chat.jsonl to a folder that transformers loads, and that answers and stops.
 
-    python benchmarks/chat_in_three_commands.py --torch PYTHON [--steps 60]
+    python benchmarks/chat_in_three_commands.py --torch PYTHON [--steps 200]
 
 The folder is the random Llama of `trl_folder.py`; the conversations are four questions with an answer each, over and
 over, so that a few steps learn them by heart. After two of the three commands, training and export, transformers writes
@@ -46,7 +46,7 @@ def main() -> None:
     """Runs the three commands and both libraries; prints what they answer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", required=True, help="the Python of an environment with transformers")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
     kanawa = str(Path(sys.executable).with_name("kanawa"))
     with tempfile.TemporaryDirectory() as place:

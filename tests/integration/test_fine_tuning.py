@@ -17,6 +17,7 @@ from kanawa_runtime.data.chats.source import ChatSource
 from kanawa_runtime.data.packing import OnePerRow
 from kanawa_runtime.data.records.files import RecordFiles
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
+from kanawa_runtime.runs.tokenizer_file import with_stop_ids
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "packages/layers/tests/fixtures/llama/config.json"
@@ -152,6 +153,15 @@ def test_three_commands_from_a_folder_to_one_that_answers(kanawa, work, tuning):
     files = {path.name: path.read_text() for path in (work / f"{name}-hf").iterdir() if path.suffix != ".safetensors"}
     assert files["chat_template.jinja"] == TEMPLATE
     assert stop in json.loads(files["generation_config.json"])["eos_token_id"]
+
+
+def test_an_export_names_its_stop_tokens_where_only_the_config_did():
+    kept = {"generation_config.json": b'{"eos_token_id": 3, "top_p": 0.5}', "tokenizer.json": b"{}"}
+    assert with_stop_ids(kept, (3,)) == kept
+    assert json.loads(with_stop_ids(kept, (3, 1))["generation_config.json"]) == {"eos_token_id": [1, 3], "top_p": 0.5}
+    alone = with_stop_ids({"tokenizer.json": b"{}"}, (1,))
+    assert json.loads(alone["generation_config.json"]) == {"eos_token_id": [1]}
+    assert with_stop_ids({"tokenizer.json": b"{}"}, ()) == {"tokenizer.json": b"{}"}
 
 
 def test_the_command_says_what_is_wrong(work, monkeypatch, capsys, caplog):

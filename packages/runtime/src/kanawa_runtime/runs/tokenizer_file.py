@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,24 @@ def exported_tokenizer(folder: Path) -> dict[str, Path | bytes]:
         content = guarded_bytes(file, folder, most=MOST_TOKENIZER_BYTES)
         if is_foreign(content):
             return {name: folder / name for name in (TOKENIZER, *SETTINGS, CHAT_TEMPLATE) if (folder / name).is_file()}
-        files: dict[str, Path | bytes] = tokenizer_from_bytes(content).folder_files()
+        tokenizer = tokenizer_from_bytes(content)
+        files: dict[str, Path | bytes] = with_stop_ids(tokenizer.folder_files(), tokenizer.stop_ids)
         return files
+
+
+def with_stop_ids(files: Mapping[str, bytes], stops: Sequence[int]) -> dict[str, Any]:
+    """Returns a tokenizer's files by name, where `generation_config.json` names all that stops an answer.
+
+    The folder may have said it in config.json alone, which a run writes anew, or by the name of its end token;
+    transformers' `generate` reads neither from an export, and would write on.
+    """
+    generation = parsed_json(files.get(GENERATION, b"{}"))
+    named = generation.get("eos_token_id")
+    known = named if isinstance(named, list) else [] if named is None else [named]
+    if set(stops) <= set(known):
+        return dict(files)
+    made = {**generation, "eos_token_id": sorted({*known, *stops})}
+    return {**files, GENERATION: json.dumps(made, indent=1).encode()}
 
 
 def is_foreign(content: bytes) -> bool:
