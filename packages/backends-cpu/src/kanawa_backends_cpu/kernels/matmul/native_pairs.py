@@ -20,7 +20,7 @@ _ROWS = 8
 _SUMS = f32_vector(GROUP)
 
 
-class _Bfloat(ir.Type):
+class _Bfloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite lacks."""
 
     def _to_string(self) -> str:
