@@ -12,7 +12,7 @@ from llvmlite import ir
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 POINTER = ir.PointerType()
 #: What LLVM may do to floats: reorder sums, and fuse a multiplication with an addition. Not: assume that none is NaN.
-_FAST_MATH = ("reassoc", "contract")
+_FAST_MATH: tuple[str, ...] = ("reassoc", "contract")
 #: exp(r) for |r| <= ln(2) / 2 is 1 + r + r^2 P(r), P from the highest power down (Cephes, expf: 2 ulp).
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 #: ln(2) in two parts, the first of which times a small integer is exact.
