@@ -20,7 +20,8 @@ def sd3_medium() -> kn.Config:
 def wan21_14b() -> kn.Config:
     """Returns Wan 2.1 14B on 81 frames of 1280 x 720 pixels, 75,600 tokens, 32 videos a step: the published batch."""
     model = kn.component("models", "wan2.1-14b", asker="kanawa-runtime")()
-    # Kernels take rows of multiples of 128, on each of four devices that share one. A video model halves time twice, and pixels three times: 81 frames are 21.
+    # Kernels take rows of multiples of 128, on each of four devices that share one. A video model halves time twice,
+    # and pixels three times: 81 frames are 21.
     model.denoiser.set(shape=(21, 90, 160), token_multiple=512)
     return _of_latents(model, batch_size=32)
 
