@@ -21,7 +21,7 @@ def conv_flops(conv: Conv, sides: Sides) -> float:
 
 
 class NormedConvs(kn.Module):
-    """x + second(activation(norm(first(activation(norm(x)))))); where widths differ x passes a 1 x 1 convolution."""
+    """x + second(activation(norm(first(activation(norm(x)))))); where widths differ, x is convolved."""
 
     first_norm: Norm
     first: Conv

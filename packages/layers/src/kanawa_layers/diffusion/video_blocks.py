@@ -1,4 +1,4 @@
-"""The block of video transformers: modulated self attention and feed-forward, cross attention to a text between."""
+"""The block of video transformers: modulated self attention and feed-forward, and cross attention to a text."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The diffusion transformer of texts: text and picture are two streams that attend together (arXiv:2403.03206)."""
+"""The diffusion transformer of texts: text and picture are two streams that attend together (MMDiT, 2403.03206)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
 class StoredGrid(kn.Module):
     """Sines and cosines of a grid of `max_size` squared places, of which pictures take the middle; files hold it.
 
-    Places are counted in units of `base_size` / `max_size`, so that usual sizes have the usual positions.
+    Places are counted in units of `base_size` / `max_size`, so that usual pictures have the usual positions.
     """
 
     class Config(kn.Module.Config):
@@ -122,7 +122,7 @@ class TextProjection(kn.Module):
 
 
 class MMDiT(Denoiser):
-    """Latents by texts. With a `text` reader a wish is ids [B, T]; without, states [B, T, D] and a pooled vector.
+    """Latents by texts. With a `text` reader a wish is ids [B, T]; without, a text's states [B, T, D] and one vector.
 
     The condition that modulates is the sum of the time's embedding and that of the pooled vector.
     """

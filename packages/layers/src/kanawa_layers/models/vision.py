@@ -197,9 +197,7 @@ class ImageClassifier(Model):
     @classmethod
     def row_shapes(cls, cfg: "ImageClassifier.Config") -> Mapping[str, tuple[int, ...]]:
         """Returns the shape of the images that the encoder names."""
-        encoder: Any = cfg.encoder._target
-        shape: Mapping[str, tuple[int, ...]] = encoder.image_shape(cfg.encoder)
-        return shape
+        return image_shape(cfg.encoder)
 
     def setup(self) -> None:
         """Declares the encoder, the pooling and the head."""

@@ -26,8 +26,8 @@ class Unmasker:
     """Fills in with one model whose `hidden_token` is an id; the interface is the Generator's.
 
     Blocks of `block_tokens` are filled one after another, by default all at once, in `denoising_steps` over all of
-    them, by default one a token. Each step draws every hidden token of the block, and writes those whose probability is
-    the highest (Nie et al. 2025, arXiv:2502.09992, section 2.4). Log-probabilities are those at a token's own step.
+    them, by default one a token. Each step draws every hidden token of the block, and writes those of the highest
+    probability (Nie et al. 2025, arXiv:2502.09992, section 2.4). Log-probabilities are those at the step of a token.
     """
 
     def __init__(
