@@ -28,7 +28,7 @@ class Made(NamedTuple):
     is_latent: bool = False
 
 
-class Sampler(Module):
+class Sampler(Module, abstract=True):
     """How noise becomes a picture in `num_steps` calls of a model; a slot of models that make pictures.
 
     It has no parameters: a trained model takes any sampler that fits what it was trained to predict.
