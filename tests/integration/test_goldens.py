@@ -17,10 +17,14 @@ EXPERIMENTS = (
     "llama2-13b",
     "llama2-70b",
     "llama2-7b",
+    "mmdit-tiny",
     "quickstart",
     "qwen3-30b-a3b",
+    "sd3-medium",
+    "vae-tiny",
     "vit-tiny",
     "vlm-tiny",
+    "wan2.1-14b",
 )
 
 
