@@ -110,7 +110,7 @@ def test_what_is_sampled_is_an_average_of_the_parameters(run, tmp_path):
 
 def test_pictures_are_written_by_name_and_alike_each_time(run, tmp_path, capsys):
     out = tmp_path / "out"
-    asked = ["--pictures", str(out), "--label", "round", "--label", "0", "--count", "2", "--seed", "5", "--json"]
+    asked = ["--pictures-to", str(out), "--label", "round", "--label", "0", "--count", "2", "--seed", "5", "--json"]
     assert main(["generate", str(run), *asked, "--steps", "2", "--guidance", "3", "--sampler", "euler"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["label"] for line in lines] == ["round", "round", "pointed", "pointed"]
@@ -121,7 +121,7 @@ def test_pictures_are_written_by_name_and_alike_each_time(run, tmp_path, capsys)
     for name, one in zip(files, made, strict=True):
         np.testing.assert_array_equal(np.array(decoded((out / name).read_bytes(), 3, 100)), one.pixels)
     assert made[0].pixels.shape == (8, 8, 3)
-    assert main(["generate", str(run), "--pictures", str(out)]) != 0
+    assert main(["generate", str(run), "--pictures-to", str(out)]) != 0
     assert "exists and isn't an empty folder" in capsys.readouterr().err
 
 
@@ -140,8 +140,8 @@ def test_what_cannot_be_made_is_refused_with_what_can(run, tmp_path, capsys):
     with pytest.raises(UsageError, match="--count 0"):
         opened.pictures(count=0)
     assert main(["generate", str(run), "--label", "1"]) == 2
-    assert "--label is about pictures: add --pictures DIR" in capsys.readouterr().err
-    assert main(["generate", str(run), "--pictures", str(tmp_path / "x"), "--prompt", "a cat"]) == 2
+    assert "--label is about pictures: add --pictures-to DIR" in capsys.readouterr().err
+    assert main(["generate", str(run), "--pictures-to", str(tmp_path / "x"), "--prompt", "a cat"]) == 2
     assert "--prompt is about text" in capsys.readouterr().err
 
 

@@ -33,7 +33,7 @@ def command() -> Command:
             "kanawa generate runs/diffusion --prompt def --denoising-steps 32\n"
             "kanawa generate runs/quickstart --input prompts.jsonl --output answers.jsonl\n"
             'kanawa generate downloads/llava --prompt "What is it?" --picture 0001.jpg --temperature 0\n'
-            "kanawa generate runs/dit-tiny --label 3 --pictures out/ --steps 20 --guidance 2"
+            "kanawa generate runs/dit-tiny --label 3 --pictures-to out/ --steps 20 --guidance 2"
         ),
     )
 

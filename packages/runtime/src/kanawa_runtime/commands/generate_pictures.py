@@ -1,4 +1,4 @@
-"""`kanawa generate RUN --pictures DIR`: pictures by a run's model, one PNG file each."""
+"""`kanawa generate RUN --pictures-to DIR`: pictures by a run's model, one PNG file each."""
 
 import argparse
 import json
@@ -11,13 +11,14 @@ from kanawa.local_path import local_path
 from kanawa.status import stage
 
 #: Options of `generate` that are about text.
-_OF_TEXT = ("prompt", "prompt_ids", "input", "output", "top_k", "top_p")
+_OF_TEXT = ("prompt", "prompt_ids", "picture", "input", "output", "top_k", "top_p")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of models that make pictures."""
     pictures = parser.add_argument_group("pictures")
-    pictures.add_argument("--pictures", metavar="DIR", help="write pictures there, of a model that makes some")
+    words = "write pictures there, of a model that makes some"
+    pictures.add_argument("--pictures-to", dest="pictures", metavar="DIR", help=words)
     pictures.add_argument("--label", action="append", metavar="L", help="of what: a name or number (repeatable)")
     pictures.add_argument("--count", type=int, default=1, metavar="N", help="pictures of each label (default 1)")
     pictures.add_argument("--steps", type=int, metavar="N", help="calls of the model a picture (default: the run's)")
@@ -26,10 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_without_pictures(args: argparse.Namespace) -> None:
-    """Raises UsageError for options of pictures without --pictures."""
+    """Raises UsageError for options of pictures without --pictures-to."""
     named = [name for name in ("label", "steps", "guidance", "sampler") if getattr(args, name) is not None]
     if named:
-        message = f"--{named[0]} is about pictures: add --pictures DIR, which gets them"
+        message = f"--{named[0]} is about pictures: add --pictures-to DIR, which gets them"
         raise UsageError(message)
 
 
@@ -42,11 +43,12 @@ def generate_pictures(args: argparse.Namespace) -> int:
 
     text = next((name for name in _OF_TEXT if getattr(args, name)), None)
     if text is not None:
-        message = f"--{text.replace('_', '-')} is about text; --pictures takes --label, --seed, --steps and --guidance"
+        fitting = "--pictures-to takes --label, --seed, --steps and --guidance"
+        message = f"--{text.replace('_', '-')} is about text; {fitting}"
         raise UsageError(message)
-    out = local_path(args.pictures, "--pictures")
+    out = local_path(args.pictures, "--pictures-to")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        message = f"--pictures {out} exists and isn't an empty folder; name another, nothing is overwritten"
+        message = f"--pictures-to {out} exists and isn't an empty folder; name another, nothing is overwritten"
         raise UsageError(message)
     opened = kn.open(args.run_directory, on=args.on, step=args.step, modify=args.modify)
     guidance = GUIDANCE if args.guidance is None else args.guidance

@@ -87,7 +87,7 @@ def ending(
         asked = "--prompt-ids 1,2,3"
         if source.tokenizer is not None:
             asked = f"--prompt {shlex.quote(prompt or 'Once upon a time')}"
-        asked = "--pictures pictures/" if draws else asked
+        asked = "--pictures-to pictures/" if draws else asked
         following = [f"kanawa generate {run} {asked}"] if generates or draws else []
         following += [f"kanawa eval {run}"] if source.held_out() is not None else []
         for number, one in enumerate([*following, f"kanawa report {run}"]):
