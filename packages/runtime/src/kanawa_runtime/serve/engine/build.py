@@ -97,21 +97,6 @@ def build_core(
     return EngineCore(programs, scheduler, max_length, adapters, speculator, transfer, config.call_seconds, tower)
 
 
-def continuing_model(run: OpenedRun) -> CausalLM:
-    """Returns the model of an opened run; raises UsageError for one that doesn't continue texts."""
-    model = run.trainer.model
-    if not isinstance(model, CausalLM):
-        message = f"{run.directory} holds a {type(model).__name__}, which generates no text: only causal models do"
-        raise UsageError(message)
-    if type(model).hidden_token(model.config) is not None:
-        message = (
-            f"{run.directory} holds a model that fills in hidden tokens, and an engine continues texts; "
-            "use kanawa generate, one prompt at a time or several --prompt"
-        )
-        raise UsageError(message)
-    return model
-
-
 def _max_length(model: CausalLM, config: EngineConfig, trained_length: int | None) -> int:
     longest = model.longest_sequence()
     known = [length for length in (longest, trained_length) if length is not None]
