@@ -43,6 +43,7 @@ def test_a_reader_sees_its_text_and_no_padding(captions):
     assert (made.shape, made.prompt_length, made.is_latent) == ((16, 16, 3), 6, False)
 
 
+@pytest.mark.nightly
 def test_pictures_are_made_from_ids_alone_and_rows_are_their_own(captions):
     model, params, state = captions
     make = lambda ids, seeds: kn.functional(model, "make_pictures")(  # noqa: E731
@@ -54,6 +55,7 @@ def test_pictures_are_made_from_ids_alone_and_rows_are_their_own(captions):
     assert np.abs(np.asarray(make(ids[1:], [4])[0], int) - np.asarray(both[1], int)).max() <= 1
 
 
+@pytest.mark.nightly
 def test_a_picture_s_loss_is_learned_with_its_text(captions):
     model, _, state = captions
     params = kn.initialize(model, jax.random.key(0))
