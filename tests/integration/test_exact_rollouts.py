@@ -8,6 +8,7 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.experiment import compose
 from kanawa.contracts import Environment, RolloutBatch
 from kanawa.errors import KanawaError
+from kanawa_backends_cpu.native.available import why_not as why_no_native
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_layers.recipes.mixtral import mixtral
@@ -17,6 +18,7 @@ from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
 from kanawa_runtime.rollouts.grpo import GRPO
+from kanawa_runtime.rollouts.interaction import Interaction
 from kanawa_runtime.rollouts.rewards import matching_tokens
 from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
@@ -57,6 +59,8 @@ def differences(events):
 
 
 BF16 = "compute:dtype=bfloat16"
+#: Matmuls whose rows depend on how many there are, so that the engine draws some tokens that the step doesn't.
+UNLIKE = 'execution.kernels={"matmul": "matmul.any.xla"}'
 MESH = 'mesh:axes={"data":2,"fsdp":4}'
 
 
@@ -137,13 +141,27 @@ def test_microbatches_whose_tokens_all_stay_are_not_computed_again(modifiers, ke
     cfg = experiment("attention", kept_microbatches=kept)
     # On eight devices each microbatch has a row of every one.
     count = 2 if MESH in modifiers else 4
-    events = trained(cfg, tmp_path / "run", (*modifiers, f"accumulate:microbatches={count}"))
+    events = trained(cfg, tmp_path / "run", (*modifiers, f"accumulate:microbatches={count}"), (UNLIKE,))
     assert differences(events) == [0.0] * 3
     parts = [count * event["forward_passes"] for event in events]
     assert all(part == int(part) >= count for part in parts)
     if BF16 in modifiers and MESH not in modifiers:
         # Some tokens are drawn again, and not in all microbatches every time.
         assert any(part % count for part in parts)
+
+
+@pytest.mark.skipif(why_no_native() is not None, reason="no native functions here")
+def test_an_engine_that_computes_rows_alike_draws_what_the_step_draws(tmp_path):
+    # Few rewards differ within a group at first, so that others' prompts are tried.
+    cfg = experiment("attention", attempts=3)
+    cfg.model.stack.layer.attention.set(head_dim=16)
+    events = trained(cfg, tmp_path / "run", (BF16, "accumulate:microbatches=4"))
+    assert differences(events) == [0.0] * 3
+    assert {event["redrawn_tokens"] for event in events} == {0}
+    assert any(event["groups_redrawn"] for event in events)
+    for event in events:
+        # A group is a microbatch here: one that tries another prompt is passed again, and no other.
+        assert event["forward_passes"] == 1 + event["groups_redrawn"] / 4
 
 
 @pytest.mark.nightly
@@ -177,11 +195,21 @@ def test_what_is_shown_may_not_depend_on_what_comes_late():
     assert float(cut.second(floats, others, [0.0, 9.0, 4.0])[0]) == pytest.approx(4 * np.sin(0.5) + 0.5)
 
 
+class Silent(Interaction):
+    """Never answers."""
+
+    def begin(self, asked):
+        return None
+
+    def reply(self, episode, turn):
+        return None
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda cfg: cfg.rollouts.set(off_policy=True), "rollouts.exact and rollouts.off_policy"),
-        (lambda cfg: cfg.rollouts.set(attempts=3), "rollouts.exact and rollouts.attempts"),
+        (lambda cfg: cfg.rollouts.set(interaction=Silent.Config()), "rollouts.exact and rollouts.interaction"),
     ],
 )
 def test_what_does_not_go_together_says_so(change, words):

@@ -39,9 +39,9 @@ def exact_rounding(environment: Environment) -> Environment:
 class RepeatedDraws:
     """Draws as an `EngineSampler` does, by the distribution of the trainer's program for batches like `abstract`.
 
-    After a draw, `keys` are those of its tokens, int32 [rows, length] where a batch has its targets; `passes` is the
-    number of forward passes, one over a part of the microbatches counting as that part, and `redrawn` that of the
-    tokens which the engine had to draw again, both of all processes.
+    After a draw, `keys` are those of the batch's tokens, int32 [rows, length] where it has its targets; `passes` is the
+    number of forward passes since `load`, one over a part of the microbatches counting as that part, and `redrawn` that
+    of the tokens which the engine had to draw again, both of all processes.
     """
 
     def __init__(self, sampler: EngineSampler, step: SplitStep, abstract: RolloutBatch) -> None:
@@ -52,52 +52,68 @@ class RepeatedDraws:
         self._places = step.microbatches.places(self._rows)
         self._exchange = Exchange("exact")
         self._weights: tuple[Any, Any, Any] = ({}, {}, 0)
+        #: All of this process's rows, and their log-probabilities by the last passes.
+        self._drawn: list[_Row] = []
+        self._logprobs = np.zeros(self._shape, np.float32)
         self.keys: Any = np.zeros(self._shape, np.int32)
         self.passes, self.redrawn = 0.0, 0
 
     def load(self, params: Any, state: Any, step: int) -> None:
-        """Takes the parameters that the sampler has loaded, and the updates before the one that trains on the draws."""
+        """Begins a batch: takes the sampler's parameters, and the updates before the one that trains on the draws."""
         self._weights = params, state, np.int32(step)
+        self._drawn, self.passes, self.redrawn = [], 0.0, 0
 
     def draw(
         self, prompts: Sequence[tuple[int, ...]], new_tokens: Sequence[int], stops: tuple[int, ...],
-        seeds: Sequence[int],
+        seeds: Sequence[int], *, places: Sequence[int],
     ) -> list[Drawn]:  # fmt: skip
-        """Returns a completion of each of this process's prompts, of the trainer's distribution.
+        """Returns a completion of each prompt, of the trainer's distribution.
 
-        In a gang all processes call at the same point of their programs.
+        `places` are those of the prompts among this process's rows: all of them first, then those that try another
+        prompt, whose microbatches alone are computed again. In a gang all processes call at the same point of their
+        programs, with whatever places they have.
         """
-        rows = [_Row(*row) for row in zip(prompts, seeds, new_tokens, strict=True)]
-        self.passes, self.redrawn = 0.0, 0
-        logprobs = np.zeros(self._shape, np.float32)
-        wrong, changed = list(rows), set(range(len(self._places)))
+        new = [_Row(*row) for row in zip(prompts, seeds, new_tokens, strict=True)]
+        if not self._drawn:
+            self._drawn = list(new)
+        for place, row in zip(places, new, strict=True):
+            self._drawn[place] = row
+        rows, logprobs = self._drawn, self._logprobs
+        redrawn, wrong = 0, list(new)
+        touched = [index for index, own in enumerate(self._places) if not {*own.tolist()}.isdisjoint(places)]
+        changed = set().union(*self._exchange.all(touched))
         while changed:
-            self._complete([row for row in wrong if not row.is_complete(stops)], stops)
+            redrawn += self._complete([row for row in wrong if not row.is_complete(stops)], stops)
             shown = self._repeat(rows, changed)
             self.passes += len(changed) / len(self._places)
             wrong, mine = [], set()
             for index, (values, choices) in shown.items():
-                places = self._places[index]
-                logprobs[places] = values
-                corrected = [rows[at] for at, own in zip(places, choices, strict=True) if rows[at].correct(own)]
+                part = self._places[index]
+                logprobs[part] = values
+                corrected = [rows[at] for at, own in zip(part, choices, strict=True) if rows[at].correct(own)]
                 wrong += corrected
                 mine |= {index} if corrected else set()
             changed = set().union(*self._exchange.all(sorted(mine)))
-        self.redrawn = sum(self._exchange.all(self.redrawn))
-        return [row.drawn(logprobs[index], stops) for index, row in enumerate(rows)]
+        self.redrawn += sum(self._exchange.all(redrawn))
+        return [rows[place].drawn(logprobs[place], stops) for place in places]
 
-    def _complete(self, rows: Sequence["_Row"], stops: tuple[int, ...]) -> None:
-        """Has the engine continue rows to their ends, each with a seed of its own for each time it is continued."""
+    def _complete(self, rows: Sequence["_Row"], stops: tuple[int, ...]) -> int:
+        """Has the engine continue rows to their ends, each with a seed of its own for each time it is continued.
+
+        Returns how many tokens were drawn again.
+        """
         if not rows:
-            return
+            return 0
+        again = 0
         seeds = [stream_key(row.seed, row.times) if row.times else row.seed for row in rows]
         limits = [row.limit - len(row.ids) for row in rows]
         drawn = self._sampler.draw([(*row.prompt, *row.ids) for row in rows], limits, stops, seeds, logprobs=False)
         for row, seed, more in zip(rows, seeds, drawn, strict=True):
-            self.redrawn += len(more.ids) if row.times else 0
+            again += len(more.ids) if row.times else 0
             row.times += 1
             row.ids += more.ids
             row.keys = np.concatenate([row.keys, random_numbers(seed, len(more.ids)).view(np.int32)])
+        return again
 
     def _repeat(self, rows: Sequence["_Row"], indices: Iterable[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Returns the trainer's log-probabilities of tokens and what it draws in their places, by microbatch."""

@@ -100,7 +100,8 @@ class GroupWriter:
         """Draws and rates this process's open places; returns what the others have to know, as JSON."""
         try:
             new = [asked(place, attempt) for place in places]
-            answers = draw(new, places, attempt) if places else []
+            # Also without any places: other processes may have some, and call for their part.
+            answers = draw(new, places, attempt)
             questions |= zip(places, new, strict=True)
             drawn |= zip(places, answers, strict=True)
             judged = self.judge.rate([rollout_of(*pair, self.tokenizer) for pair in zip(new, answers, strict=True)])

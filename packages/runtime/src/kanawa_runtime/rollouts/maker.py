@@ -169,7 +169,11 @@ class RolloutMaker(RolloutWriter):
 
         def draw(questions: Sequence[Asked], places: Sequence[int], attempt: int) -> list[Drawn]:
             seeds = [seed_of(self._seed, step, place, attempt=attempt) for place in places]
-            drawn = self._completed(questions, seeds, self.sampler if self._repeated is None else self._repeated)
+            if self._repeated is not None:
+                mine = [place - self._rows.start for place in places]
+                drawn = self._completed(questions, seeds, functools.partial(self._repeated.draw, places=mine))
+            else:
+                drawn = self._completed(questions, seeds, self.sampler.draw) if places else []
             on_drawn()
             return drawn
 
@@ -196,18 +200,18 @@ class RolloutMaker(RolloutWriter):
         return Written(batch, figures, first_row)
 
     def _completed(
-        self, questions: Sequence[Asked], seeds: Sequence[int], drawer: EngineSampler | RepeatedDraws
+        self, questions: Sequence[Asked], seeds: Sequence[int], draw: Callable[..., list[Drawn]]
     ) -> list[Drawn]:
         """Returns a completion of each question, in as many turns as the interaction lets it have."""
         prompts = [one.prompt for one in questions]
         self._check_lengths(prompts)
         if self._interaction is None:
-            return drawer.draw(prompts, [self.config.new_tokens] * len(prompts), self._stops, seeds)
+            return draw(prompts, [self.config.new_tokens] * len(prompts), self._stops, seeds)
 
         def turn(
             prompts: Sequence[tuple[int, ...]], limits: Sequence[int], seeds: Sequence[int]
         ) -> list[Drawn]:  # fmt: skip
-            return drawer.draw(prompts, limits, self._stops, seeds)
+            return draw(prompts, limits, self._stops, seeds)
 
         return played(self._interaction, questions, seeds, turn, self.config.new_tokens, self._tokenizer)
 
@@ -258,7 +262,7 @@ class RolloutMaker(RolloutWriter):
             # The engine has one set of weights at a time.
             self._ahead.written.exception()
         self.sampler.load(params, state)
-        draw = functools.partial(self._completed, drawer=self.sampler)
+        draw = functools.partial(self._completed, draw=self.sampler.draw)
         return self._held_out.evaluate(self._seed, draw, self.sampler.engine.config.max_queued)
 
     # --- for a resumed run -----------------------------------------------------------------------------------
@@ -299,7 +303,7 @@ class RolloutMaker(RolloutWriter):
     # --- rows --------------------------------------------------------------------------------------------------
 
     def _check_lengths(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        longest = max(len(one) for one in prompts)
+        longest = max((len(one) for one in prompts), default=0)
         if longest + self.config.new_tokens > self._max_length:
             message = (
                 f"a prompt of {longest} tokens and rollouts.new_tokens={self.config.new_tokens} make "

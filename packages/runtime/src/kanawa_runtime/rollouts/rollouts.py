@@ -134,12 +134,7 @@ class Rollouts(RolloutConfig):
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
         problems = self._problems_of_model(model) + self._problems_of_rewards()
-        for field, usual in (("off_policy", False), ("attempts", 1), ("interaction", None)):
-            if self.exact and getattr(self, field) != usual:
-                problems.append(
-                    f"rollouts.exact and rollouts.{field} are set: then no batch is drawn as a whole by the "
-                    "parameters that it trains; unset one of them"
-                )
+        problems += self._problems_of_exact()
         if self.group_size < 2:
             problems.append(
                 "rollouts.group_size is 1, expected at least 2: a reward is compared with the rest of its group"
@@ -157,6 +152,20 @@ class Rollouts(RolloutConfig):
             problems.append(
                 f"rollouts.new_tokens is {self.new_tokens}, but data.sequence_length is {length}, which has to "
                 "hold a prompt as well; raise the one or lower the other"
+            )
+        return problems
+
+    def _problems_of_exact(self) -> list[str]:
+        problems = []
+        if self.exact and self.off_policy:
+            problems.append(
+                "rollouts.exact and rollouts.off_policy are set: a batch drawn by older parameters has no token of the "
+                "ones that it trains; unset one of them"
+            )
+        if self.exact and self.interaction is not None:
+            problems.append(
+                "rollouts.exact and rollouts.interaction are set: a token that is drawn again would change what was "
+                "answered to it; unset one of them"
             )
         return problems
 
