@@ -32,9 +32,15 @@ def says(folder: Path, **values) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **values}))
 
 
+def weights_of(folder):
+    """Returns the file of a folder's tensors, by its name in either library."""
+    (file,) = folder.glob("*model.safetensors")
+    return file
+
+
 def headed(folder: Path, change) -> None:
     """Lets `change` edit the header of the tensors, and writes it before the same bytes."""
-    file = folder / "model.safetensors"
+    file = weights_of(folder)
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -213,7 +219,7 @@ FAMILIES = sorted(path.name for path in FIXTURES.iterdir() if (path / "config.js
 def spoil(folder: Path, data: st.DataObject) -> None:
     """Does one thing to a folder that whoever made it may have done."""
     what = data.draw(st.sampled_from(["config", "config", "config", "header", "bytes", "cut", "link", "text"]))
-    file = folder / ("config.json" if what in ("config", "text") else "model.safetensors")
+    file = folder / "config.json" if what in ("config", "text") else weights_of(folder)
     content = file.read_bytes()
     if what == "config":
         config = json.loads(content)
@@ -256,7 +262,7 @@ def opens_or_says_why(tmp_path: Path, data: st.DataObject) -> None:
         assert str(folder) in text, "the error doesn't say where"
         assert len(text) < 40_000
     else:
-        assert not (folder / "model.safetensors").is_symlink()
+        assert not weights_of(folder).is_symlink()
         assert not (folder / "config.json").is_symlink()
     assert time.thread_time() - started < 5
 
