@@ -57,8 +57,12 @@ class GroupWriter:
     tokenizer: Tokenizer | None
     exchange: Exchange
 
-    def write(self, asked: Callable[[int, int], Asked], draw: Draw) -> Groups:
+    def write(
+        self, asked: Callable[[int, int], Asked], draw: Draw, on_rated: Callable[[], None] = lambda: None
+    ) -> Groups:
         """Returns the groups of a batch; `asked` gives the question at a place, at an attempt. All processes call.
+
+        `on_rated` is called after each attempt's rewards, before processes exchange them.
 
         Raises RewardError, and whatever asking and drawing raise, on every process.
         """
@@ -70,7 +74,7 @@ class GroupWriter:
         redrawn, open_places = 0, np.ones(self.size, bool)
         for attempt in range(self.attempts):
             places = [place for place in self.rows if open_places[place]]
-            told = self._told(places, attempt, asked, draw, questions, drawn)
+            told = self._told(places, attempt, asked, draw, questions, drawn, on_rated)
             failures = {place: why for place, why in failures.items() if not open_places[place]}
             rewards[open_places] = np.nan
             for place, value, count, failure in merged(self.exchange.all(told)):
@@ -95,7 +99,7 @@ class GroupWriter:
 
     def _told(
         self, places: list[int], attempt: int, asked: Callable[[int, int], Asked], draw: Draw,
-        questions: dict[int, Asked], drawn: dict[int, Drawn],
+        questions: dict[int, Asked], drawn: dict[int, Drawn], on_rated: Callable[[], None],
     ) -> dict[str, Any]:  # fmt: skip
         """Draws and rates this process's open places; returns what the others have to know, as JSON."""
         try:
@@ -106,11 +110,13 @@ class GroupWriter:
             drawn |= zip(places, answers, strict=True)
             judged = self.judge.rate([rollout_of(*pair, self.tokenizer) for pair in zip(new, answers, strict=True)])
         except Exception as error:
+            on_rated()
             if self.exchange.is_alone:
                 raise
             # The others wait for this process: they hear of it before it leaves.
             self.exchange.all({"error": f"{type(error).__name__}: {error}"})
             raise
+        on_rated()
         return _as_json(places, answers, judged)
 
     def _check(self, failures: dict[int, Failure]) -> None:

@@ -34,10 +34,11 @@ T = TypeVar("T")
 
 
 class _Ahead(NamedTuple):
-    """A batch that is being made: whether the engine is done with it, and all of it once it is rated."""
+    """A batch that is being made: whether engine and rewards are done with it, and all of it once it is exchanged."""
 
     first_row: int
     is_drawn: threading.Event
+    is_rated: threading.Event
     written: Future[Written]
 
 
@@ -121,14 +122,14 @@ class RolloutMaker(RolloutWriter):
         # The parameters before the last update have drawn it; at the start, these do.
         ahead = self._started(params, state, step, first, None) if ahead is None else ahead
         ahead.is_drawn.wait()
-        self._draw_ahead(params, state, step + self.config.updates, first_row, ahead.written)
+        self._draw_ahead(params, state, step + self.config.updates, first_row, ahead)
         written = self._with_logprobs(ahead.written.result(), params, state)
         figures = {**written.figures, "rollout_wait_seconds": time.perf_counter() - began}
         self._made = written._replace(figures=figures)
         return self._made.batch, self._made.figures
 
     def _draw_ahead(
-        self, params: Any, state: Any, step: int, first_row: Callable[[int], int], before: "Future[Written]"
+        self, params: Any, state: Any, step: int, first_row: Callable[[int], int], before: "_Ahead"
     ) -> None:
         """Begins to draw the batch of a later step, where the data has one."""
         rows, first = self._source.num_rows, first_row(step)
@@ -136,31 +137,43 @@ class RolloutMaker(RolloutWriter):
         if rows is None or first + self._groups.size <= rows:
             self._ahead = self._started(params, state, step, first, before)
 
-    def _started(
-        self, params: Any, state: Any, step: int, first_row: int, before: "Future[Written] | None"
-    ) -> "_Ahead":
+    def _started(self, params: Any, state: Any, step: int, first_row: int, before: "_Ahead | None") -> "_Ahead":
         """Begins to draw a batch beside the training step, and to rate it once the one `before` is rated."""
         # Before the update, which takes the parameters' memory: the engine has its own copy from here on.
         self.sampler.load(params, state)
-        is_drawn = threading.Event()
+        is_drawn, is_rated = threading.Event(), threading.Event()
 
         def rest() -> None:
             if self.config.attempts == 1:
                 is_drawn.set()
             if before is not None:
-                # Rewards are called one at a time, and exchanged in the same order everywhere.
-                before.exception()
+                # Rewards are called one at a time.
+                before.is_rated.wait()
+
+        def exchange() -> None:
+            if self.config.attempts == 1:
+                is_rated.set()
+            if before is not None:
+                # In the same order everywhere.
+                before.written.exception()
 
         def draw() -> Written:
             try:
-                return self._draw(first_row, step, rest)
+                return self._draw(first_row, step, rest, exchange)
             finally:
                 is_drawn.set()
+                is_rated.set()
 
-        return _Ahead(first_row, is_drawn, _in_background(draw))
+        return _Ahead(first_row, is_drawn, is_rated, _in_background(draw))
 
-    def _draw(self, first_row: int, step: int, on_drawn: Callable[[], None] = lambda: None) -> Written:
-        """Draws a batch with the engine's weights, calls `on_drawn` and rates it; safe beside the training step."""
+    def _draw(
+        self, first_row: int, step: int, on_drawn: Callable[[], None] = lambda: None,
+        on_rated: Callable[[], None] = lambda: None,
+    ) -> Written:  # fmt: skip
+        """Draws a batch with the engine's weights, calls `on_drawn`, rates it and calls `on_rated`.
+
+        Safe beside the training step.
+        """
         began, source, cfg = time.perf_counter(), self._source, self.config
         assert isinstance(source, Grouped)
 
@@ -177,7 +190,7 @@ class RolloutMaker(RolloutWriter):
             on_drawn()
             return drawn
 
-        groups = self._groups.write(asked, draw)
+        groups = self._groups.write(asked, draw, on_rated)
         totals = self._groups.totals(groups.rewards)
         # A group that is left out weighs nothing, but its numbers have to be finite.
         totals = np.where(groups.left_out, 0.0, totals).reshape(-1, cfg.group_size)
@@ -290,8 +303,9 @@ class RolloutMaker(RolloutWriter):
             self._made = restored_rows(saved["made"], self._rows)
         if "ahead" in saved and self.config.off_policy:
             written = restored_rows(saved["ahead"], self._rows)
-            self._ahead = _Ahead(written.first_row, threading.Event(), Future())
+            self._ahead = _Ahead(written.first_row, threading.Event(), threading.Event(), Future())
             self._ahead.is_drawn.set()
+            self._ahead.is_rated.set()
             self._ahead.written.set_result(written)
 
     def close(self) -> None:
