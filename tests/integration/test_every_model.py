@@ -8,17 +8,28 @@ from kanawa_runtime.data.errors import CorpusError
 
 MODELS = sorted(state.name for state in kn.host().components("models") if state.distribution == "kanawa-layers")
 #: Experiments of the name, with data that aren't tokens.
-PICTURES = {"vit-tiny", "clip-tiny", "vlm-tiny"}
+PICTURES = {
+    *("vit-tiny", "clip-tiny", "vlm-tiny", "dit-tiny", "dit-xl-2", "mmdit-tiny", "vae-tiny"),
+    *("sd3-medium", "wan2.1-14b"),
+}
+#: Models of latents, which no source reads from files.
+LATENTS = {name for name in MODELS if name.startswith(("dit-", "sd3.5-", "wan"))} - PICTURES
 #: Models of records that are in files, which the user names.
-_BEGINNINGS = ("vit-", "whisper-", "parakeet-", "conformer-", "clip-", "siglip-", "llava-", "vlm-", "qwen3-vl-")
-OTHERS = {name for name in MODELS if name.startswith(_BEGINNINGS) or name.endswith("-vision")} - PICTURES
+_BEGINNINGS = (
+    *("vit-", "resnet-", "sd", "clip-", "siglip-", "llava-", "vlm-", "qwen3-vl-"),
+    *("whisper-", "parakeet-", "conformer-"),
+)
+OTHERS = {
+    name for name in MODELS if name.startswith(_BEGINNINGS) or name.startswith("gemma3-") and name.endswith("-vision")
+} - (PICTURES | LATENTS)
+NOT_TEXT = PICTURES | LATENTS | OTHERS
 
 
 def test_the_catalog_is_as_large_as_the_readme_says():
     assert len(MODELS) == 141
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - OTHERS - PICTURES))
+@pytest.mark.parametrize("name", sorted(set(MODELS) - NOT_TEXT))
 def test_a_model_is_an_experiment(name):
     composition = kn.compose(name, "cpu")
     workload, place = composition.workload(), environment(composition, "abstract")
@@ -57,7 +68,7 @@ def test_a_mesh_rule_fits(name, target, monkeypatch):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("target", FAMILIES)
-@pytest.mark.parametrize("name", sorted(set(MODELS) - OTHERS - PICTURES - FIXED - set(AWKWARD)))
+@pytest.mark.parametrize("name", sorted(set(MODELS) - NOT_TEXT - FIXED - set(AWKWARD)))
 def test_a_mesh_rule_fits_every_model(name, target, monkeypatch):
     fits(name, target, monkeypatch)
 
@@ -74,6 +85,12 @@ def test_other_models_are_described_before_their_data_are_named(name):
     assert workload.model.flops_per_row(shapes) > 0
     with pytest.raises(CorpusError, match=r"no \w+s are named: name them with --data"):
         source.account()
+
+
+@pytest.mark.parametrize("name", sorted(LATENTS))
+def test_models_of_latents_say_what_to_do(name):
+    with pytest.raises(UsageError, match=r"learns from records of \w+.*; name a source of those with --data"):
+        kn.compose(name)
 
 
 @pytest.mark.parametrize("name", ["gemma3-1b", "mamba2-130m", "deepseek-v3"])

@@ -158,7 +158,7 @@ def test_an_answer_in_the_terminal_is_stopped_and_the_conversation_goes_on(run):
         chat.send_signal(signal.SIGINT)
         _, complaints = chat.communicate(b"/nothing\n/reset\n/exit\n", SECONDS)
     assert chat.returncode == 0, complaints
-    assert b"no command '/nothing'; /reset begins anew" in complaints
+    assert b"no command '/nothing'; /picture FILE shows one with the next message, /reset begins anew" in complaints
 
 
 @pytest.mark.parametrize("verb", ["serve", "chat"])

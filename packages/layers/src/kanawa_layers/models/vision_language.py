@@ -36,7 +36,7 @@ class VisionLanguageModel(CausalLM, ReadsPictures):
     class Config(CausalLM.Config, ReadsPictures.Config):
         image_token_id: kn.Count = kn.REQUIRED
         mark_id: kn.Count | None = None
-        written: tuple[int | str, ...] = ()
+        written: tuple[kn.Count | str, ...] = ()
         both_ways: bool = False
         grid_coordinates: bool = False
         tower_dim: kn.Size = kn.REQUIRED

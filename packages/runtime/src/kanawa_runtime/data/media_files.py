@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from kanawa.config import REQUIRED, Config, Count
+from kanawa.errors import ConfigError
 
 from kanawa_runtime.data.corpus import Split
 from kanawa_runtime.data.errors import CorpusError, ItemError
@@ -44,10 +45,13 @@ class MediaFiles(SingleRows):
             return with_options(cfg, options, f"{address}:…")
 
         @classmethod
-        def unnamed(cls, model: Config) -> Self:
-            """Returns rows of no files, in the sizes that the model takes."""
+        def unnamed(cls, model: Config) -> Self | None:
+            """Returns rows of no files, in the sizes that the model takes; None of one that takes no such items."""
             cfg = cls(files=())
-            cfg.fit(model)
+            try:
+                cfg.fit(model)
+            except ConfigError:  # Latents have more channels than pictures; a model of texts may have no vocabulary.
+                return None
             return cfg
 
     @property

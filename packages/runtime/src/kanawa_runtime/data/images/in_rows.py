@@ -35,7 +35,7 @@ class PicturesInRows(Pictures, TokenizedRows):
         image_token_id: Count = REQUIRED
         tokens_per_picture: Size = REQUIRED
         mark_id: Count | None = None
-        written: tuple[int | str, ...] = ()
+        written: tuple[Count | str, ...] = ()
         #: Each row has room for as many.
         most_pictures: Size = 1
 
