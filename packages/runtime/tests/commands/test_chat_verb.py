@@ -24,7 +24,7 @@ def model():
 def told(model, monkeypatch, capsys, text, *, as_json=False, system=None, max_tokens=6):
     """Returns what stdout and stderr hold after a conversation."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    args = argparse.Namespace(run_directory="runs/x", json=as_json)
+    args = argparse.Namespace(run_directory="runs/x", json=as_json, picture=[])
     talk(Conversation(model, system, SamplingParams(max_tokens=max_tokens)), args, plain=True)
     return capsys.readouterr()
 
@@ -54,7 +54,7 @@ def test_what_a_program_reads(model, monkeypatch, capsys):
 
 def test_commands_that_arent_there_and_conversations_that_dont_fit(model, monkeypatch, capsys):
     written = told(model, monkeypatch, capsys, "/rest\n" + "x" * 90 + "\nab\n")
-    assert "no command '/rest'; /reset begins anew" in written.err
+    assert "no command '/rest'; /picture FILE shows one with the next message, /reset begins anew" in written.err
     assert "prompt and answer together may have 64 tokens" in written.err
     # What didn't fit is no part of the conversation.
     assert written.out == "ab\nab\n\n"

@@ -58,9 +58,10 @@ def test_the_schedule_fits_a_run_of_any_length(steps):
 
 def test_other_models_are_refused_with_what_to_do():
     assert TEMPLATE.refusal(TinyLM.Config()) == TEMPLATE.refusal(Pictures.Config()) == ""
-    for data in (None, "random-tokens"):
-        with pytest.raises(CompositionError, match="Pictures learns from records of ImageBatch.* name a source"):
-            kn.compose(TEMPLATE.experiment(Pictures.Config()), data=data)
+    # Rows whose files are still to be named are described.
+    assert not kn.compose(TEMPLATE.experiment(Pictures.Config())).config.data.build().is_named
+    with pytest.raises(CompositionError, match="Pictures learns from records of ImageBatch.* name a source"):
+        kn.compose(TEMPLATE.experiment(Pictures.Config()), data="random-tokens")
     with pytest.raises(UsageError, match="--data gives text, and Pictures learns from records of ImageBatch"):
         kn.compose(TEMPLATE.experiment(Pictures.Config()), data="embedded")
 

@@ -237,7 +237,7 @@ def _named(experiment: Any, text: str) -> DataSource.Config | None:
 def _text_of(experiment: Any) -> DataSource.Config:
     """Returns the experiment's rows of text, or where its rows aren't text such as its model learns from."""
     data = experiment.data
-    if not isinstance(data, DataSource.Config):
+    if not isinstance(data, DataSource.Config) or not data.build().is_named:
         kind = experiment.model._target
         message = f"--data gives text, and {kind.__qualname__} learns from records of {kind.batch.__name__}"
         raise UsageError(message)
