@@ -3,10 +3,9 @@
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, Norm, Sequences
-from kanawa.errors import ModuleError
 
 from kanawa_layers.basic.norms import UnitLayerNorm
-from kanawa_layers.diffusion.modulation import AdaptiveZero, Modulation, Modulations
+from kanawa_layers.diffusion.modulation import AdaptiveZero, Modulation, Modulations, condition_of
 from kanawa_layers.stack.residual_blocks import RESIDUAL_NAMES, ResidualBlock
 
 
@@ -48,10 +47,7 @@ class ModulatedBlock(ResidualBlock):
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the residual stream after both branches, and the attention's cache."""
-        if sequences.condition is None:
-            message = f"{self.path} is modulated by a condition, and Sequences.condition is None"
-            raise ModuleError(message)
-        vectors = self.modulation(sequences.condition)
+        vectors = self.modulation(condition_of(self, sequences))
         attention, feed_forward = Modulation(*vectors[:3]), Modulation(*vectors[3:])
         y, cache = self.attention(attention.read(self.attention_norm(x)), sequences, cache)
         x = self.attention_residual(x, attention.add(self.emit("attention_output", y)))

@@ -15,7 +15,7 @@ from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct
 from kanawa_layers.attention.projections import head_dim_of
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import UnitLayerNorm
-from kanawa_layers.diffusion.modulation import AdaptiveZero, Modulation, Modulations
+from kanawa_layers.diffusion.modulation import AdaptiveZero, Modulation, Modulations, condition_of
 
 
 def split_streams(x: Float[Array, "B T E"], sequences: Sequences, path: str) -> tuple[jax.Array, jax.Array]:
@@ -191,11 +191,9 @@ class JointBlock(Block):
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns both streams after this layer, text first."""
-        if sequences.condition is None:
-            message = f"{self.path} is modulated by a condition, and Sequences.condition is None"
-            raise ModuleError(message)
+        condition = condition_of(self, sequences)
         text, picture = split_streams(x, sequences, self.path)
-        vectors, of_text = self.modulation(sequences.condition), self.text_modulation(sequences.condition)
+        vectors, of_text = self.modulation(condition), self.text_modulation(condition)
         attention, feed_forward = Modulation(*vectors[:3]), Modulation(*vectors[3:])
         shift, scale = of_text[:2]
         read = [self.norm(text) * (1.0 + scale) + shift, attention.read(self.norm(picture))]

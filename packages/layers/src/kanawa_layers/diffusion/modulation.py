@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import kanawa as kn
 from jaxtyping import Array, Float
+from kanawa.contracts import Sequences
+from kanawa.errors import ModuleError
 
 from kanawa_layers.basic.linear import Linear
 
@@ -25,6 +27,14 @@ class Modulation(NamedTuple):
     def add(self, y: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         """Returns what joins the stream of the branch's output."""
         return y * self.gate
+
+
+def condition_of(block: kn.Module, sequences: Sequences) -> jax.Array:
+    """Returns the vectors [B, E] that a block is modulated by; raises ModuleError where there are none."""
+    if sequences.condition is None:
+        message = f"{block.path} is modulated by a condition, and Sequences.condition is None"
+        raise ModuleError(message)
+    return sequences.condition
 
 
 class Modulations(kn.Module):

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
-from kanawa.errors import ModuleError
 
 from kanawa_layers.basic.norms import LayerNorm, UnitLayerNorm
-from kanawa_layers.diffusion.modulation import Modulation, Modulations
+from kanawa_layers.diffusion.modulation import Modulation, Modulations, condition_of
 
 
 class SharedModulation(Modulations):
@@ -82,10 +81,7 @@ class VideoBlock(Block):
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the residual stream after all three."""
-        if sequences.condition is None:
-            message = f"{self.path} is modulated by a condition, and Sequences.condition is None"
-            raise ModuleError(message)
-        vectors = self.modulation(sequences.condition)
+        vectors = self.modulation(condition_of(self, sequences))
         attention, feed_forward = Modulation(*vectors[:3]), Modulation(*vectors[3:])
         y, cache = self.attention(attention.read(self.attention_norm(x)), sequences, cache)
         x = x + attention.add(self.emit("attention_output", y))

@@ -1,13 +1,12 @@
 """Rows for models that see both sides: some tokens of another source's rows are hidden and must be predicted."""
 
-from typing import Any
 
 import numpy as np
-from kanawa.config import Count, Fraction
+from kanawa.config import Fraction
 
 from kanawa_runtime.data.errors import RowError
+from kanawa_runtime.data.hiding import HidingRows
 from kanawa_runtime.data.permutation import random_words
-from kanawa_runtime.data.rows_of_source import RowsOfSource
 
 #: What BERT does with a chosen token (arXiv:1810.04805, section 3.1): hide 80 %, change 10 %, keep 10 %.
 _HIDDEN, _CHANGED = 0.8, 0.1
@@ -18,7 +17,7 @@ def _fractions(count: int, *key: int) -> np.ndarray:
     return (random_words(count, *key) >> np.uint64(11)) * 2.0**-53
 
 
-class MaskedTokens(RowsOfSource):
+class MaskedTokens(HidingRows):
     """Rows of `source`, at this one's length, in which some tokens are chosen and most of the chosen are hidden.
 
     Each token is chosen with probability `share`. `target_ids` are the row's own tokens, weighed 1 where one was
@@ -26,28 +25,12 @@ class MaskedTokens(RowsOfSource):
     text never makes it.
     """
 
-    class Config(RowsOfSource.Config):
+    class Config(HidingRows.Config):
         share: Fraction = 0.15
-        mask_id: Count | None = None
 
         def check(self) -> list[str]:
             """Returns what is wrong with the share."""
             return [] if 0.0 < self.share < 1.0 else [f"share is {self.share}, expected a number between 0 and 1"]
-
-    @property
-    def mask_id(self) -> int:
-        """The id that stands for a hidden token."""
-        return self._source.vocab_size if self.config.mask_id is None else self.config.mask_id
-
-    @property
-    def vocab_size(self) -> int:
-        """The source's, with room for the mask."""
-        return max(self._source.vocab_size, self.mask_id + 1)
-
-    @property
-    def settings(self) -> list[Any]:
-        """Those of the config, and the id of a hidden token."""
-        return [self.mask_id, *super().settings]
 
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns row `index`; the same tokens of it are hidden each time."""

@@ -2,20 +2,18 @@
 
 import functools
 import hashlib
-from typing import Any
 
 import numpy as np
-from kanawa.config import Count
 
 from kanawa_runtime.data.errors import RowError
+from kanawa_runtime.data.hiding import HidingRows
 from kanawa_runtime.data.permutation import random_words
-from kanawa_runtime.data.rows_of_source import RowsOfSource
 
 #: Fractional part of the golden ratio: its multiples spread evenly, however many rows are taken from where.
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-class MaskedDiffusionRows(RowsOfSource):
+class MaskedDiffusionRows(HidingRows):
     """Rows of `source` for a denoiser: the tokens that it predicts, of which l of each segment's L are hidden.
 
     l is uniform on 1 to L, and each hidden token weighs L / l: with t = l / L that is the loss of absorbing diffusion
@@ -28,23 +26,8 @@ class MaskedDiffusionRows(RowsOfSource):
     such as prompts, are never hidden. Levels of consecutive rows are spread evenly, as in MDLM (arXiv:2406.07524).
     """
 
-    class Config(RowsOfSource.Config):
-        mask_id: Count | None = None
-
-    @property
-    def mask_id(self) -> int:
-        """The id that stands for a hidden token."""
-        return self._source.vocab_size if self.config.mask_id is None else self.config.mask_id
-
-    @property
-    def vocab_size(self) -> int:
-        """The source's, with room for the mask."""
-        return max(self._source.vocab_size, self.mask_id + 1)
-
-    @property
-    def settings(self) -> list[Any]:
-        """Those of the config, and the id of a hidden token."""
-        return [self.mask_id, *super().settings]
+    class Config(HidingRows.Config):
+        pass
 
     @functools.cached_property
     def digest(self) -> str:
