@@ -29,6 +29,7 @@ def run(args):
     if args.how == "preempted":
         error = Preempted("told to stop")
         error.add_note("after step 7")
+        error.add_note("For simplicity, Grain has removed its internal frames from the traceback")
         raise error
     if args.how == "interrupted":
         raise KeyboardInterrupt

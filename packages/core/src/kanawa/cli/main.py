@@ -125,9 +125,9 @@ def _plugin_behind(error: BaseException) -> list[str]:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """Returns an error's notes without the one by which JAX explains a traceback that we don't print."""
+    """Returns an error's notes without those by which JAX and Grain explain a traceback that we don't print."""
     notes: list[str] = getattr(error, "__notes__", [])
-    return [f"  {note}" for note in notes if "JAX has removed its internal frames" not in note]
+    return [f"  {note}" for note in notes if "has removed its internal frames" not in note]
 
 
 def _log_to_stderr() -> None:
