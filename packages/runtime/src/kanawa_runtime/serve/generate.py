@@ -3,6 +3,7 @@
 Tokens are drawn as the engine draws them: row i of a call with seed s gets those of a request with seed s + i.
 """
 
+import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,7 +74,50 @@ class LoopState(NamedTuple):
     caches: Any
 
 
-class Generator:
+class TextWriter(abc.ABC):
+    """Writes after prompts with one model, whose parameters may be exchanged."""
+
+    params: Any
+    state: Any
+
+    @abc.abstractmethod
+    def load(self, params: Any, state: Any = None) -> None:
+        """Takes other parameters of the same model; no program is compiled again."""
+
+    def unload(self) -> None:
+        """Frees the parameters."""
+        self.params, self.state = None, {}
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: SamplingConfig | None = None,
+        stop_ids: Sequence[int] = (),
+    ) -> list[Completion]:
+        """Returns one completion a prompt; prompts may differ in length. Raises UsageError on prompts it can't take."""
+        *_, last = self.stream(prompts, max_tokens, sampling, stop_ids, every=max_tokens)
+        return last
+
+    @abc.abstractmethod
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: SamplingConfig | None = None,
+        stop_ids: Sequence[int] = (),
+        *,
+        every: int = 1,
+        pictures: Sequence[Sequence[Picture]] | None = None,
+    ) -> Iterator[list[Completion]]:
+        """Yields what there is of each completion, now and then; the last are those of `generate`.
+
+        `every` is after how many tokens or steps, and changes no token. `pictures` are those of each prompt, which has
+        their tokens.
+        """
+
+
+class Generator(TextWriter):
     """Generates with one model and set of parameters; programs are compiled on first use for each shape."""
 
     def __init__(
@@ -109,21 +153,6 @@ class Generator:
         with self.environment.active():
             self.params = self._unstack(params)
 
-    def unload(self) -> None:
-        """Frees the parameters, which are a copy where layers were stacked."""
-        self.params, self.state = None, {}
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_tokens: int,
-        sampling: SamplingConfig | None = None,
-        stop_ids: Sequence[int] = (),
-    ) -> list[Completion]:
-        """Returns one completion a prompt; prompts may differ in length. Raises UsageError on an empty prompt."""
-        *_, last = self.stream(prompts, max_tokens, sampling, stop_ids, every=max_tokens)
-        return last
-
     def stream(
         self,
         prompts: Sequence[Sequence[int]],
@@ -134,10 +163,9 @@ class Generator:
         every: int = 1,
         pictures: Sequence[Sequence[Picture]] | None = None,
     ) -> Iterator[list[Completion]]:
-        """Yields what there is of each completion after every `every` tokens; the last are those of `generate`.
+        """Yields what there is of each completion after every `every` tokens, by the same compiled loop whatever it is.
 
-        The compiled loop is the same whatever `every` is, and so are the tokens. `pictures` are those of each prompt,
-        which has their tokens.
+        Raises UsageError on an empty prompt.
         """
         if max_tokens < 1 or not prompts or not all(len(p) for p in prompts):
             message = (

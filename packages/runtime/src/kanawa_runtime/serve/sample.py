@@ -7,10 +7,10 @@ import jax
 from kanawa.contracts import CausalLM, DataSource, Environment, MakesPictures
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.serve.generate import Generator, SamplingConfig
+from kanawa_runtime.serve.generate import SamplingConfig, TextWriter
 from kanawa_runtime.serve.growing_text import text_after
 from kanawa_runtime.serve.pictures.samples import PictureSampler
-from kanawa_runtime.serve.unmasking import Unmasker, generator_of, prompt_to_fill_after
+from kanawa_runtime.serve.unmasking import generator_of, prompt_to_fill_after
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Sampler:
     def __init__(self, model: CausalLM, tokenizer: Tokenizer, prompt: str, environment: Environment) -> None:
         self.prompt = prompt
         self._model, self._tokenizer, self._environment = model, tokenizer, environment
-        self._generator: Generator | Unmasker | None = None
+        self._generator: TextWriter | None = None
         self._error: str | None = None
 
     def sample(self, params: Any, state: Any) -> dict[str, str]:

@@ -15,15 +15,15 @@ from kanawa.errors import UsageError
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.engine.picture import Picture
 from kanawa_runtime.serve.engine.sequence import BLOCK, random_block
-from kanawa_runtime.serve.generate import Completion, Generator, Sampling, SamplingConfig, sample
+from kanawa_runtime.serve.generate import Completion, Generator, Sampling, SamplingConfig, TextWriter, sample
 from kanawa_runtime.serve.growing_text import prompt_ids
 
 #: Rows are padded to a multiple of this, so that texts of similar length share a program.
 _ROW_MULTIPLE = 64
 
 
-class Unmasker:
-    """Fills in with one model whose `hidden_token` is an id; the interface is the Generator's.
+class Unmasker(TextWriter):
+    """Fills in with one model whose `hidden_token` is an id; prompts may be empty.
 
     Blocks of `block_tokens` are filled one after another, by default all at once, in `denoising_steps` over all of
     them, by default one a token. Each step draws every hidden token of the block, and writes those of the highest
@@ -58,21 +58,6 @@ class Unmasker:
         """Takes other parameters of the same model; no program is compiled again."""
         self.params, self.state = params, state or {}
 
-    def unload(self) -> None:
-        """Frees the parameters."""
-        self.params, self.state = None, {}
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_tokens: int,
-        sampling: SamplingConfig | None = None,
-        stop_ids: Sequence[int] = (),
-    ) -> list[Completion]:
-        """Returns one completion a prompt; prompts may differ in length, and may be empty."""
-        *_, last = self.stream(prompts, max_tokens, sampling, stop_ids)
-        return last
-
     def stream(
         self,
         prompts: Sequence[Sequence[int]],
@@ -83,7 +68,7 @@ class Unmasker:
         every: int = 1,
         pictures: Sequence[Sequence[Picture]] | None = None,
     ) -> Iterator[list[Completion]]:
-        """Yields after every `every` steps what no hidden token precedes; the last are those of `generate`."""
+        """Yields after every `every` steps what no hidden token precedes."""
         assert pictures is None, "a model that fills in reads no pictures; `pictures_of` refuses them"
         asked = (sampling or SamplingConfig()).clone().freeze()
         plan = _steps_of_blocks(max_tokens, asked.denoising_steps, asked.block_tokens)
@@ -195,7 +180,7 @@ def _uniforms(seed: int, step: int, rows: int, count: int) -> np.ndarray:
 
 def generator_of(
     model: CausalLM, params: Any, state: Any, environment: Environment, known: np.ndarray | None
-) -> Generator | Unmasker:
+) -> TextWriter:
     """Returns what generates with a model: by filling in where it hides tokens, else by continuing."""
     kind = Generator if type(model).hidden_token(model.config) is None else Unmasker
     return kind(model, params, state=state, environment=environment, known=known)
