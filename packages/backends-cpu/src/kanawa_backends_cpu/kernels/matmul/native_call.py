@@ -76,10 +76,6 @@ def call(
         has_tiles,
         in_bf16 and not has_tiles and processor().has("avx512f", "avx512_bf16"),
     )
-    import os, dataclasses
-    if variant.lanes == 16 and m > 6:
-        r, v = eval(os.environ.get("KT", "14,2"))
-        variant = dataclasses.replace(variant, rows=r, vectors=v)
     # The code reads block sizes from memory: one function for all shapes.
     block = np.asarray(choose_blocks(variant, (m, n, k), batch), np.int32)
     result = [jax.ShapeDtypeStruct((batch, m, n), dtype)]

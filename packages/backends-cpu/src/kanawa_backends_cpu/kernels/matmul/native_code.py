@@ -10,20 +10,21 @@ Legend: M rows, N columns, K the contracted dimension; a *tile* is the part of t
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from llvmlite import ir
 
 from kanawa_backends_cpu.native.calls import Operands
 from kanawa_backends_cpu.native.code import F32, I16, I32, I64, POINTER, Code, f32_constant, f32_vector, i64
 
-import os
-AHEAD=int(os.environ.get("KA","8"))
-PREC=int(os.environ.get("KP","1"))
-#: The largest block's rows and columns, and how much of K is packed at a time: the left operand's part of a tile fits
-#: the first-level cache, the right operand's part of a block the second.
-BLOCK_ROWS, BLOCK_COLUMNS, DEPTH = eval(os.environ.get("KB", "504, 384, 384"))
-#: Numbers between rows of the packed left operand, so that they don't share the first-level cache's sets.
+#: Rows of a tile: with four vectors of AVX-512 or NEON, or two of AVX2, its sums fill the registers.
+TILE_ROWS = 6
+#: The largest block's rows and columns, and how much of K is packed at a time: the left operand's part of a tile stays
+#: in the first-level cache, the right operand's part of a block in the second.
+BLOCK_ROWS, BLOCK_COLUMNS, DEPTH = 504, 384, 192
+#: Floats from one step of K to the next in a tile of a transposed left operand.
+_LINE = 8
+#: Floats between rows of a packed left operand, so that they don't share the first-level cache's sets.
 _APART = 16
 #: The same with AMX, and the rows and columns of four of its tiles.
 AMX_ROWS, AMX_COLUMNS, AMX_DEPTH, AMX_SQUARE = 256, 256, 512, 32
@@ -48,8 +49,6 @@ class Variant:
     amx: bool = False
     #: Multiplies bfloat16 in pairs by vectors (AVX512_BF16).
     pairs: bool = False
-    #: Rows of a tile: its sums, with a row of the right operand, fill the registers.
-    rows: int = 6
 
     @property
     def packs_pairs(self) -> bool:
@@ -64,12 +63,7 @@ class Variant:
     @property
     def tile(self) -> tuple[int, int]:
         """A block's rows and columns are multiples of these."""
-        return (AMX_SQUARE, AMX_SQUARE) if self.packs_pairs else (self.rows, self.tile_columns)
-
-    @property
-    def line(self) -> int:
-        """Numbers from one step of K to the next in a tile of a transposed left operand."""
-        return 16 if self.rows > 8 else 8
+        return (AMX_SQUARE, AMX_SQUARE) if self.packs_pairs else (TILE_ROWS, self.tile_columns)
 
     @property
     def max_block(self) -> tuple[int, int]:
@@ -237,16 +231,16 @@ class _Block:
 
     def emit(self) -> None:
         code, builder = self.code, self.builder
-        tile, tile_rows = self.variant.tile_columns, self.variant.rows
+        tile = self.variant.tile_columns
         sizes = [BLOCK_COLUMNS * DEPTH]
-        sizes += [self.variant.line * DEPTH if self.variant.transpose_a else tile_rows * (DEPTH + _APART)]
+        sizes += [_LINE * DEPTH if self.variant.transpose_a else TILE_ROWS * (DEPTH + _APART)]
         # What is rounded needs all of its sum first.
         sizes += [BLOCK_ROWS * BLOCK_COLUMNS] if self.variant.bf16_result else []
         with scratch(code, 4 * sum(sizes)) as memory:
             self.panels, *others = (code.gep(memory, i64(sum(sizes[:i])), F32) for i in range(len(sizes)))
             self.packed = others.pop(0)
             self.sums = others.pop(0) if self.variant.bf16_result else None
-            self.spare = None if self.sums is not None else code.alloca_bytes(4 * tile_rows * tile)
+            self.spare = None if self.sums is not None else code.alloca_bytes(4 * TILE_ROWS * tile)
 
             def part(start: ir.Value) -> None:
                 depth = code.min(self.place.blocking.depth, builder.sub(self.k, start))
@@ -255,11 +249,9 @@ class _Block:
 
                 def rows(row: ir.Value) -> None:
                     self._pack_left(start, depth, row)
-                    code.loop(
-                        i64(0), self.place.columns, tile, lambda column: self._tile(depth, row, column, first)
-                    )
+                    code.loop(i64(0), self.place.columns, tile, lambda column: self._tile(depth, row, column, first))
 
-                code.loop(i64(0), self.place.rows, tile_rows, rows)
+                code.loop(i64(0), self.place.rows, TILE_ROWS, rows)
 
             code.loop(i64(0), self.k, self.place.blocking.depth, part)
             if self.sums is not None:
@@ -293,11 +285,11 @@ class _Block:
         )
 
     def _pack_left(self, start: ir.Value, depth: ir.Value, row: ir.Value) -> None:
-        """Emits the packing of a tile's rows as floats: [rows, DEPTH + _APART], or [depth, line] if transposed.
+        """Emits the packing of a tile's rows as floats: [rows, DEPTH + _APART], or [depth, _LINE] if transposed.
 
         Rows beyond the last repeat it: what they sum is dropped.
         """
-        code, builder, place, line = self.code, self.builder, self.place, self.variant.line
+        code, builder, place = self.code, self.builder, self.place
         last = builder.sub(place.rows, i64(1))
         if not self.variant.transpose_a:
 
@@ -306,24 +298,22 @@ class _Block:
                 source = code.gep(place.left, builder.add(builder.mul(at, self.k), start), self.kind)
                 self._line(source, code.gep(self.packed, builder.mul(i, i64(DEPTH + _APART)), F32), depth)
 
-            code.loop(i64(0), i64(self.variant.rows), 1, copy)
+            code.loop(i64(0), i64(TILE_ROWS), 1, copy)
             return
 
         def source(k: ir.Value) -> ir.Value:
-            return code.gep(
-                place.left, builder.add(builder.mul(builder.add(start, k), self.m), place.row), self.kind
-            )
+            return code.gep(place.left, builder.add(builder.mul(builder.add(start, k), self.m), place.row), self.kind)
 
         def whole(k: ir.Value) -> None:
-            numbers = self._vector(code.gep(source(k), row, self.kind), line)
-            code.store(numbers, code.gep(self.packed, builder.mul(k, i64(line)), F32))
+            numbers = self._vector(code.gep(source(k), row, self.kind), _LINE)
+            code.store(numbers, code.gep(self.packed, builder.mul(k, i64(_LINE)), F32))
 
         def rest(k: ir.Value) -> None:
-            for i in range(self.variant.rows):
+            for i in range(TILE_ROWS):
                 number = self._number(code.gep(source(k), code.min(builder.add(row, i64(i)), last), self.kind))
-                code.store(number, code.gep(self.packed, builder.add(builder.mul(k, i64(line)), i64(i)), F32))
+                code.store(number, code.gep(self.packed, builder.add(builder.mul(k, i64(_LINE)), i64(i)), F32))
 
-        end = builder.add(builder.add(place.row, row), i64(line))
+        end = builder.add(builder.add(place.row, row), i64(_LINE))
         with builder.if_else(builder.icmp_signed("<=", end, self.m)) as (then, otherwise):
             with then:
                 code.loop(i64(0), depth, 1, whole)
@@ -389,7 +379,6 @@ class _Block:
     def _tile(self, depth: ir.Value, row: ir.Value, column: ir.Value, first: ir.Value) -> None:
         """Emits the addition of a part of K to a tile's sums."""
         code, builder, place, tile = self.code, self.builder, self.place, self.variant.tile_columns
-        tile_rows = self.variant.rows
         if self.sums is not None:
             to = code.gep(self.sums, builder.add(builder.mul(row, i64(BLOCK_COLUMNS)), column), F32)
             self._sum(depth, column, first, to, i64(BLOCK_COLUMNS))
@@ -399,9 +388,9 @@ class _Block:
             builder.add(builder.mul(builder.add(place.row, row), self.n), builder.add(place.column, column)),
             F32,
         )
-        rows = code.min(i64(tile_rows), builder.sub(place.rows, row))
+        rows = code.min(i64(TILE_ROWS), builder.sub(place.rows, row))
         columns = code.min(i64(tile), builder.sub(place.columns, column))
-        fits = builder.icmp_signed("==", builder.mul(rows, columns), i64(tile_rows * tile))
+        fits = builder.icmp_signed("==", builder.mul(rows, columns), i64(TILE_ROWS * tile))
         to = builder.select(fits, corner, self.spare)
         stride = builder.select(fits, self.n, i64(tile))
 
@@ -436,16 +425,12 @@ class _Block:
         stride: ir.Value,
     ) -> None:
         code, builder, lanes, tile = self.code, self.builder, self.variant.lanes, self.variant.tile_columns
-        sums = [[code.alloca(self.wide) for _ in range(self.variant.vectors)] for _ in range(self.variant.rows)]
+        sums = [[code.alloca(self.wide) for _ in range(self.variant.vectors)] for _ in range(TILE_ROWS)]
         places = [
             [code.gep(to, builder.add(builder.mul(i64(i), stride), i64(v * lanes)), F32) for v in range(len(each))]
             for i, each in enumerate(sums)
         ]
         pairs = [pair for each in zip(sums, places, strict=True) for pair in zip(*each, strict=True)]
-        if PREC:
-            for each in places:
-                for place in each:
-                    code.prefetch(place)
         with builder.if_else(first) as (then, otherwise):
             with then:
                 for variable, _ in pairs:
@@ -458,9 +443,6 @@ class _Block:
         def step(k: ir.Value) -> None:
             line = code.gep(panel, builder.mul(k, i64(tile)), F32)
             rights = [code.load(code.gep(line, i64(v * lanes), F32), self.wide) for v in range(self.variant.vectors)]
-            if AHEAD:
-                for at in range(0, tile, 16):
-                    code.prefetch(code.gep(line, i64(AHEAD * tile + at), F32))
             for each, left in zip(sums, self._lefts(k), strict=True):
                 many = code.splat(left, lanes)
                 for variable, right in zip(each, rights, strict=True):
@@ -472,11 +454,11 @@ class _Block:
 
     def _lefts(self, k: ir.Value) -> list[ir.Value]:
         """Emits the loads of the left operand's numbers at one step of K, one a row of the tile."""
-        code, builder, line = self.code, self.builder, self.variant.line
+        code, builder = self.code, self.builder
         if self.variant.transpose_a:
-            corner = code.gep(self.packed, builder.mul(k, i64(line)), F32)
-            places = [code.gep(corner, i64(i), F32) for i in range(self.variant.rows)]
+            corner = code.gep(self.packed, builder.mul(k, i64(_LINE)), F32)
+            places = [code.gep(corner, i64(i), F32) for i in range(TILE_ROWS)]
         else:
             corner = code.gep(self.packed, k, F32)
-            places = [code.gep(corner, i64(i * (DEPTH + _APART)), F32) for i in range(self.variant.rows)]
+            places = [code.gep(corner, i64(i * (DEPTH + _APART)), F32) for i in range(TILE_ROWS)]
         return [code.load(place, F32) for place in places]
