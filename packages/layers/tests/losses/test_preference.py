@@ -137,7 +137,9 @@ def test_kto_is_that_of_a_loop_and_its_divergence_is_never_negative(shift):
 
 
 def test_kto_computes_mismatched_completions_without_gradients():
-    built, params = model(KTO.Config(beta=0.2, reference=FrozenModel.Config(model=model(TokenLogprobs.Config())[0].config)))
+    built, params = model(
+        KTO.Config(beta=0.2, reference=FrozenModel.Config(model=model(TokenLogprobs.Config())[0].config))
+    )
     batch = batch_of(ROWS, [[1.0, -1.0], [-1.0, 0.0]], in_halves=True)
 
     def loss(params, whole):

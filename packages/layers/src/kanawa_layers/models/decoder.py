@@ -95,7 +95,8 @@ class DecoderLM(CausalLM, RepresentsText):
 
     def forward(self, batch: Batch) -> None:
         """Adds the training loss of a batch to the outputs."""
-        packed, learned = (batch.input_ids, batch.positions, batch.segment_ids), self.loss.learned_length(batch)
+        packed: tuple[Any, ...] = (batch.input_ids, batch.positions, batch.segment_ids)
+        learned = self.loss.learned_length(batch)
         if learned is None or not self.train:
             self.head_and_loss(self._packed_states(*packed), batch)
             return
@@ -114,7 +115,7 @@ class DecoderLM(CausalLM, RepresentsText):
         return self._packed_states(input_ids, positions, segment_ids)
 
     @kn.nowrap
-    def _packed_states(self, input_ids: Array, positions: Array, segment_ids: Array) -> Array:
+    def _packed_states(self, input_ids: Array, positions: Array | None, segment_ids: Array | None) -> Array:
         sequences = Sequences(positions=positions, segment_ids=segment_ids)
         x: Array = self.stack(self.embed(input_ids, sequences), sequences)[0]
         return x

@@ -30,9 +30,7 @@ class CachelessStack(Stack):
         self.add_child(_LAYER, cfg.layer, stacked=cfg.num_layers, input_dim=cfg.input_dim)
         self.add_child("remat", cfg.remat)
 
-    def run(
-        self, x: Float[Array, "B T E"], sequences: Sequences, start: int, length: int
-    ) -> Float[Array, "B T E"]:
+    def run(self, x: Float[Array, "B T E"], sequences: Sequences, start: int, length: int) -> Float[Array, "B T E"]:
         """Returns the residual stream after `length` layers from `start` on."""
 
         def body(carry: Float[Array, "B T E"], _: None) -> tuple[Float[Array, "B T E"], None]:

@@ -1,6 +1,5 @@
 """Rows for models that see both sides: some tokens of another source's rows are hidden and must be predicted."""
 
-
 import numpy as np
 from kanawa.config import Fraction
 

@@ -19,7 +19,8 @@ class InHalves(Packing):
         """Returns rows for pairs of `lengths`, int64 [pairs, 2], each at most `capacity`, that of a half."""
         longest = lengths.max(axis=1)
         if self.config.alone:
-            return OnePerRow.Config().build().pack(longest, capacity)
+            packing: Packing = OnePerRow.Config().build()
+            return packing.pack(longest, capacity)
         rest, row, left = np.arange(len(lengths)), 0, np.full(2, capacity)
         order, rows = np.zeros_like(rest), np.zeros_like(rest)
         for place in range(len(lengths)):

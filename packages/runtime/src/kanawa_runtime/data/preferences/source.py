@@ -306,7 +306,8 @@ class JudgedSource(PairedSource):
 
     @functools.cached_property
     def _packing(self) -> Packing:
-        return InHalves.Config(alone=isinstance(self.config.packing, OnePerRow.Config)).build()
+        packing: Packing = InHalves.Config(alone=isinstance(self.config.packing, OnePerRow.Config)).build()
+        return packing
 
     def tokens_in_row(self, example: Example) -> int:
         """Returns the tokens of the longer sequence, and one."""

@@ -73,8 +73,8 @@ class EngineConfig(Config):
             )
         if self.draws_only and self.speculative_tokens:
             problems.append(
-                f"draws_only is set, and speculative_tokens is {self.speculative_tokens}: guesses are verified in calls "
-                "of their own; leave one of them unset"
+                f"draws_only is set, and speculative_tokens is {self.speculative_tokens}: guesses are verified in "
+                "calls of their own; leave one of them unset"
             )
         least = self.max_sequences + self.page_size
         if self.max_batched_tokens < least:

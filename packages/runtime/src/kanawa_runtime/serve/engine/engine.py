@@ -147,7 +147,9 @@ class LLMEngine:
         check_request(request, self.limits, prompt_logprobs=self.config.prompt_logprobs)
         check_pictures(request, self._core.tower)
         if self.config.draws_only and sampling_flags(request) & ~(RANDOM | LOGPROBS):
-            message = "this engine draws by temperature alone (draws_only): no cuts, penalties, biases, grammars, bad words"
+            message = (
+                "this engine draws by temperature alone (draws_only): no cuts, penalties, biases, grammars, bad words"
+            )
             raise RequestError(message, "sampling")
         if request.adapter is not None:
             self._lora_slot(request.adapter)

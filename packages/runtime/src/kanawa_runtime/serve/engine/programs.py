@@ -197,12 +197,14 @@ class Programs:
     def _wanted(self) -> Mapping[tuple[Any, ...], Program]:
         shapes, steps, prefilling = self.shapes, self.steps, self.prefill_environment
         wanted: dict[tuple[Any, ...], Program] = {}
+        function: Callable[..., Any]
+        rest: tuple[Any, ...]
         for rows, width in itertools.product(shapes.batch_sizes, shapes.page_widths):
-            packed, number = self.abstract((rows, PAGES + width)), self.abstract(())
-            kind, function, rest = "decode", steps.decode, (packed, number)
-            if self.config.draws_only:
-                uniforms = self.abstract((self.config.fused_steps, rows))
-                kind, function, rest = "draw", steps.draw, (packed, uniforms, number, number)
+            kind, function = ("draw", steps.draw) if self.config.draws_only else ("decode", steps.decode)
+            number = self.abstract(())
+            # Random numbers, and flags.
+            drawn = (self.abstract((self.config.fused_steps, rows)), number, number)
+            rest = (self.abstract((rows, PAGES + width)), *(drawn if self.config.draws_only else (number,)))
             wanted[kind, rows, width] = self._program(f"{kind} {rows}x{width}", function, rest, 2, self.environment)
         widest = shapes.page_widths[-1]
         for rows, tokens, width in self.chunk_shapes():
