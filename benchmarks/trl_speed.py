@@ -95,7 +95,8 @@ def trained(folder: Path, method: str, turns: Turns, steps: int) -> None:
         return
     given = SFT if method == "sft" else PAIRS
     words = "sft" if method == "sft" else f"{method}:beta={PAIRS['beta']}"
-    batch = SFT["batch"] // 4 if method == "sft" else PAIRS["batch"] // 2
+    # Rows of KTO are of two halves, each as long as a row of the others.
+    batch = SFT["batch"] // 4 if method == "sft" else PAIRS["batch"] // (4 if method == "kto" else 2)
     our_side(
         folder, "ours", "chat.jsonl" if method == "sft" else f"{method}.jsonl", [words], **sizes, batch=batch,
         rate=given["rate"], sequence_length=given["length"], more={"services": ()},
@@ -152,9 +153,9 @@ def tokens_of(folder: Path, method: str, name: str, player: Player, steps: int) 
         asked = [int((source.row(i)["segment_ids"] > 0).sum()) for i in range(16)]
         return drawn + statistics.fmean(asked) * GROUPS["batch"]
     source, rows = cfg.data.clone().build(), steps * cfg.batch_size
-    # A row's segments have a token more than they have targets, which TRL counts.
     segments = (source.row(i)["segment_ids"] for i in range(rows))
-    return sum(int((row > 0).sum() + row.max()) for row in segments) / steps
+    # A conversation has a token more than it has targets, which TRL counts; of completions all tokens are in the row.
+    return sum(int((row > 0).sum() + (row.max() if method == "sft" else 0)) for row in segments) / steps
 
 
 def compared(folder: Path, method: str, args: argparse.Namespace) -> dict[str, Any]:

@@ -110,16 +110,37 @@ def test_judged_completions_have_their_label_and_the_completion_before_as_far_as
     assert by_prompt["q0"] == ([-1.0], "aa", "b")
     assert by_prompt["q1"] == ([1.0], "b", "aa")
     assert by_prompt["q2"] == ([-1.0], "c" * 30, "d")
-    # 48 positions less its own 5 and the prompt's 3 are 40: all 30 fit.
     assert by_prompt["q3"] == ([1.0], "d", "c" * 30)
-    records[2]["completion"] = "c" * 41
+    # A half has 48 positions: beside a prompt of 3, 44 letters and the end fit, and beside one of 6 not all of them.
+    records[2]["completion"], records[3]["prompt"] = "c" * 44, "q3333"
     long = source(JudgedSource, records, pairs_per_row=1, mismatch_within=2)
-    others = [
-        np.count_nonzero((long.row(i)["segment_ids"] == 2) & (long.row(i)["loss_weights"] > 0))
-        for i in range(long.num_rows)
+    counts = [
+        [np.count_nonzero((row["segment_ids"] == half) & (row["loss_weights"] > 0)) for half in (1, 2)]
+        for row in (long.row(i) for i in range(long.num_rows))
     ]
-    assert long.num_rows == 3
-    assert max(others) <= 48 - 5 - 3
+    assert sorted(counts) == [[2, 3], [2, 42], [3, 2], [45, 2]]
+    records[2]["completion"] = "c" * 45
+    assert source(JudgedSource, records, pairs_per_row=1, mismatch_within=2).num_rows == 3
+
+
+def test_judged_completions_fill_one_half_of_a_row_and_mismatched_ones_the_other(source):
+    rng = np.random.default_rng(0)
+    records = [
+        {"prompt": f"q{i}", "completion": "x" * int(rng.integers(1, 25)), "label": bool(i % 2)} for i in range(120)
+    ]
+    rows = source(JudgedSource, records, pairs_per_row=16)
+    assert rows.fields["input_ids"].shape == rows.row(0)["input_ids"].shape == (96,)
+    found, filled = [], 0
+    for index in range(rows.num_rows):
+        row = rows.row(index)
+        first, second = row["segment_ids"][:48], row["segment_ids"][48:]
+        assert (first[first > 0] % 2 == 1).all()
+        assert (second[second > 0] % 2 == 0).all()
+        found += [own for _, own, _ in segments(row)]
+        filled += np.count_nonzero(row["segment_ids"])
+    assert sorted(found) == sorted((record["prompt"], record["completion"]) for record in records)
+    # A row holds three pairs of at most 29 tokens a half, more or less.
+    assert filled > 0.9 * 96 * rows.num_rows
 
 
 def test_labels_that_are_none_and_packings_that_cut_are_refused(source):

@@ -79,7 +79,8 @@ class PreferenceBatch(NamedTuple):
     Pair k of a row, from 0, is its segments 2k + 1 and 2k + 2, and `loss_weights` are 1 where a completion is to be
     predicted. `labels` are 1 where the first segment of a pair is the better one, and 0 where the row has no pair k.
     Where single completions are judged, the first segment is the one judged, good (1) or bad (-1), and the second is
-    its prompt with another prompt's completion. `reference_logprobs` are the sums of the weighted log-probabilities of
+    its prompt with another prompt's completion; first segments are in the first half of a row, and second ones in the
+    other. `reference_logprobs` are the sums of the weighted log-probabilities of
     each segment by the reference policy, segment s at s - 1 (None: the loss asks a reference of its own). `sources` as
     in Batch.
     """

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
@@ -16,6 +17,7 @@ from kanawa.contracts import (
     Stack,
     token_of_each_row,
 )
+from kanawa.module import Outputs
 
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.norms import RMSNorm
@@ -93,9 +95,30 @@ class DecoderLM(CausalLM, RepresentsText):
 
     def forward(self, batch: Batch) -> None:
         """Adds the training loss of a batch to the outputs."""
-        sequences = Sequences(positions=batch.positions, segment_ids=batch.segment_ids)
-        x, _ = self.stack(self.embed(batch.input_ids, sequences), sequences)
-        self.head_and_loss(x, batch)
+        packed: tuple[Any, ...] = (batch.input_ids, batch.positions, batch.segment_ids)
+        learned = self.loss.learned_length(batch)
+        if learned is None or not self.train:
+            self.head_and_loss(self._packed_states(*packed), batch)
+            return
+        # Of the rest no gradients are wanted, so that no backward pass goes through it.
+        context: Any = kn.current_context()
+        fixed, rest = jax.lax.stop_gradient(context.params), (x[:, learned:] for x in packed)
+        measured, outputs = kn.functional(self, "packed_states")(fixed, context.current_state(), *rest, train=False)
+        context.collector.absorb(Outputs(kernels=outputs.kernels))
+        x = self._packed_states(*(x[:, :learned] for x in packed))
+        self.head_and_loss(jnp.concatenate([x, jax.lax.stop_gradient(measured)], axis=1), batch)
+
+    def packed_states(
+        self, input_ids: Int[Array, "B T"], positions: Int[Array, "B T"], segment_ids: Int[Array, "B T"]
+    ) -> Float[Array, "B T E"]:
+        """Returns what the stack makes of packed rows, before the norm."""
+        return self._packed_states(input_ids, positions, segment_ids)
+
+    @kn.nowrap
+    def _packed_states(self, input_ids: Array, positions: Array | None, segment_ids: Array | None) -> Array:
+        sequences = Sequences(positions=positions, segment_ids=segment_ids)
+        x: Array = self.stack(self.embed(input_ids, sequences), sequences)[0]
+        return x
 
     def predict(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Returns fp32 logits for whole rows, each one sequence, without a cache."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import PreferenceBatch
+from kanawa.contracts import Batch, PreferenceBatch
 from kanawa.errors import ModuleError
 
 from kanawa_layers.losses.preference import kto, log_odds, segment_sums, sigmoid
@@ -58,7 +58,7 @@ class PreferenceLoss(PairLoss):
 
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Any) -> None:
         """Adds the objective; raises ModuleError where a training batch has no pairs."""
-        logprobs = self.emit("logprobs", target_logprobs(x, head, batch))
+        logprobs = self.emit("logprobs", self.logprobs_of(x, head, batch))
         if not isinstance(batch, PreferenceBatch):
             if self.train:
                 message = (
@@ -73,6 +73,18 @@ class PreferenceLoss(PairLoss):
         counts = segment_sums(batch.loss_weights, batch.segment_ids, sums.shape[1])
         shape = (*batch.labels.shape, 2)
         self.add_terms(Pairs(sums.reshape(shape), counts.reshape(shape), batch.labels), batch)
+
+    @kn.nowrap
+    def logprobs_of(self, x: Float[Array, "B T E"], head: Head, batch: Any) -> Float[Array, "B T"]:
+        """Returns the log-probability of each target, without gradients through what isn't learned."""
+        learned = self.learned_length(batch)
+        if learned is None:
+            return target_logprobs(x, head, batch)
+        first, rest = (
+            target_logprobs(x[:, part], head, batch._replace(target_ids=batch.target_ids[:, part]))
+            for part in (slice(0, learned), slice(learned, None))
+        )
+        return jnp.concatenate([first, jax.lax.stop_gradient(rest)], axis=1)
 
     @kn.nowrap
     def record_pairs(self, pairs: Pairs, rewards: Float[Array, "B P 2"]) -> None:
@@ -116,12 +128,17 @@ class ReferencedLoss(PreferenceLoss):
         self.add_child("reference", self.config.reference)
 
     @kn.nowrap
+    def reference_logprobs(self, reference: Reference, batch: PreferenceBatch) -> Float[Array, "B T"]:
+        """Returns the reference's log-probability of each target."""
+        return reference(batch)
+
+    @kn.nowrap
     def ratios(self, pairs: Pairs, batch: PreferenceBatch) -> Float[Array, "B P 2"]:
         """Returns log p(completion) - log p_reference(completion); raises ModuleError without a reference."""
         if batch.reference_logprobs is not None:
             sums = batch.reference_logprobs
         elif self.reference is not None:
-            sums = by_segment(self.reference(batch), batch)
+            sums = by_segment(self.reference_logprobs(self.reference, batch), batch)
         else:
             message = (
                 f"{self.path} has no reference, and the batch brings no reference_logprobs; set "
@@ -190,13 +207,26 @@ class KTO(ReferencedLoss):
     """Kahneman-Tversky optimisation of single completions, good or bad (arXiv:2402.01306, equation 8).
 
     The divergence z is the mean log-ratio over the mismatched second segments, not below 0, of all rows that are
-    computed at once: with gradient accumulation, of a microbatch. `good_weight` and `bad_weight` are the paper's
-    lambdas; they balance unequal numbers of both.
+    computed at once: with gradient accumulation, of a microbatch. No gradient passes through them, and none is
+    computed: the second half of each row holds nothing else. `good_weight` and `bad_weight` are the paper's lambdas;
+    they balance unequal numbers of both.
     """
 
     class Config(ReferencedLoss.Config):
         good_weight: kn.Positive = 1.0
         bad_weight: kn.Positive = 1.0
+
+    @kn.nowrap
+    def learned_length(self, batch: Any) -> int | None:
+        """Returns the half of a row that holds the judged completions."""
+        return batch.input_ids.shape[1] // 2 if isinstance(batch, PreferenceBatch) else None
+
+    @kn.nowrap
+    def reference_logprobs(self, reference: Reference, batch: PreferenceBatch) -> Float[Array, "B T"]:
+        """Returns the reference's log-probability of each target, by rows of a half: attention is quadratic in them."""
+        rows, length = batch.input_ids.shape
+        halves = Batch(*(x.reshape(2 * rows, length // 2) for x in batch[:5]))
+        return reference(halves).reshape(rows, length)
 
     def add_terms(self, pairs: Pairs, batch: PreferenceBatch) -> None:
         """Adds the loss of each completion; the mismatched ones only set the scale."""

@@ -37,6 +37,15 @@ class TokenLoss(kn.Module):
         return None
 
     @kn.nowrap
+    def learned_length(self, batch: Any) -> int | None:
+        """Returns how many positions of a row gradients pass through, those after them only being measured; None: all.
+
+        No segment crosses that place.
+        """
+        del batch
+        return None
+
+    @kn.nowrap
     def record_by_source(
         self, sums: Float[Array, " B"], weights: Float[Array, " B"], sources: Float[Array, "B S"]
     ) -> None:  # fmt: skip

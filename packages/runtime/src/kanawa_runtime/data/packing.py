@@ -118,6 +118,13 @@ def _with_full_rows(
     )
 
 
+def rows_of_items(lengths: np.ndarray, order: np.ndarray, row_of: np.ndarray) -> PackedRows:
+    """Returns the rows of whole items, taken in `order`, which go to rows `row_of`."""
+    by_row = np.argsort(row_of, kind="stable")
+    items = order[by_row]
+    return PackedRows(items, np.zeros_like(items), lengths[items], _offsets(row_of[by_row]))
+
+
 def _first_fit(sizes: list[int], capacity: int) -> np.ndarray:
     """Returns the row of each size, in order: the first with room. Rows are leaves of a tree of the most room below."""
     leaves = 1 << max(0, len(sizes) - 1).bit_length()

@@ -63,6 +63,8 @@ class RolloutMaker(RolloutWriter):
         program = _logprobs_program(model, environment, params, state, plain)
         self._compiled = program.lower().compile() if self._recomputes or cfg.reference else None
         engine = cfg.engine.clone().set(max_queued=len(self._rows))
+        # A program's rows that no rollout has would be computed too.
+        engine.set(max_sequences=min(engine.max_sequences, len(self._rows)))
         if engine.max_length is None:
             engine.set(max_length=self._length)
         self._max_length = min(engine.max_length, self._length)

@@ -54,7 +54,7 @@ class Rollouts(RolloutConfig):
     packed: bool = True
     advantages: Callable[..., Any] = group_relative
     stop_ids: tuple[Count, ...] | None = None
-    engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
+    engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False, draws_only=True, fused_steps=16)
     #: Held-out rows that each evaluation draws a completion of.
     evaluation_prompts: Count = 64
     #: Rollouts of a step that go into the events, to be read.

@@ -17,7 +17,8 @@ from kanawa_runtime.data.chats.source import ChatSource
 from kanawa_runtime.data.encoded import Example
 from kanawa_runtime.data.errors import RowError
 from kanawa_runtime.data.packed import empty_row
-from kanawa_runtime.data.packing import BestFitPacking, OnePerRow
+from kanawa_runtime.data.packing import BestFitPacking, OnePerRow, Packing
+from kanawa_runtime.data.preferences.in_halves import InHalves
 from kanawa_runtime.data.preferences.reference import (
     DIGEST,
     HOW_TO_WRITE,
@@ -41,6 +42,8 @@ class PairedSource(ChatSource):
     """
 
     batch = PreferenceBatch
+    #: A row is as many times `sequence_length` long: 2 gives the second segments of its pairs the second half.
+    halves: ClassVar[int] = 1
 
     class Config(ChatSource.Config):
         #: A static size: of the arrays of labels and of sums by segment.
@@ -134,22 +137,24 @@ class PairedSource(ChatSource):
 
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns row `index`; see `DataSource.row`."""
-        row = empty_row(self.config.sequence_length, self.tokenizer.pad_id)
+        length = self.config.sequence_length
+        row = empty_row(self.halves * length, self.tokenizer.pad_id)
         row["labels"] = np.zeros(self.config.pairs_per_row, np.float32)
         sums = np.zeros(2 * self.config.pairs_per_row, np.float32)
         if self.config.reference_columns:
             row["reference_logprobs"] = sums
-        at = 0
+        ends = [half * length for half in range(self.halves)]
         for number, piece in enumerate(self.pieces(index)):
             if self.config.reference_columns:
                 sums[2 * number : 2 * number + 2] = self._sums(piece.document)
             first, second, row["labels"][number] = self.pair(piece.document)
             for half, (ids, weights) in enumerate((first, second), 1):
+                at = ends[half % self.halves - 1]
                 here, targets = slice(at, at + len(ids)), slice(at, at + len(ids) - 1)
                 row["input_ids"][here] = ids
                 row["target_ids"][targets], row["loss_weights"][targets] = ids[1:], weights[1:]
                 row["positions"][here], row["segment_ids"][here] = np.arange(len(ids)), 2 * number + half
-                at = here.stop
+                ends[half % self.halves - 1] = here.stop
         return row
 
     def check_sums(self, fields: Mapping[str, Any], first: Example, second: Example) -> None:
@@ -235,8 +240,11 @@ class JudgedSource(PairedSource):
 
     That is the completion of the record before, within blocks of `mismatch_within` records, as long as it fits; KTO
     measures with it how far the policy is from its reference. Records with the reference's sums name its ids
-    themselves, in the column `mismatched_ids`.
+    themselves, in the column `mismatched_ids`. Judged completions fill the first half of a row, mismatched ones the
+    second, so that the loss computes these without gradients; each half is `sequence_length` long.
     """
+
+    halves = 2
 
     class Config(PairedSource.Config):
         mismatch_within: Size = 1024
@@ -270,7 +278,7 @@ class JudgedSource(PairedSource):
             return own, asked, 1.0 if label == _GOOD else -1.0
         other = self._halves(self._other(document))[0]
         # At least one token: there was room for one when the record was read.
-        room = self.config.sequence_length - len(own.ids) - len(asked.ids) + 1
+        room = self.config.sequence_length - len(asked.ids) + 1
         answer = other.ids[other.weights > 0][:room]
         return own, _after(asked, answer), 1.0 if label == _GOOD else -1.0
 
@@ -284,7 +292,8 @@ class JudgedSource(PairedSource):
         # A later field: runs from before it have none.
         if not settings["reference_columns"]:
             del settings["reference_columns"]
-        return settings
+        # Rows of earlier versions had both kinds of completions side by side.
+        return {**settings, "halves": self.halves}
 
     @property
     def _count(self) -> int:
@@ -293,7 +302,28 @@ class JudgedSource(PairedSource):
     @property
     def _lengths(self) -> np.ndarray:
         pairs = (self.pair(document) for document in range(self._count))
-        return np.asarray([len(first.ids) + len(second.ids) for first, second, _ in pairs], np.int64)
+        return np.asarray([(len(first.ids), len(second.ids)) for first, second, _ in pairs], np.int64)
+
+    @functools.cached_property
+    def _packing(self) -> Packing:
+        packing: Packing = InHalves.Config(alone=isinstance(self.config.packing, OnePerRow.Config)).build()
+        return packing
+
+    def tokens_in_row(self, example: Example) -> int:
+        """Returns the tokens of the longer sequence, and one."""
+        assert example.weights is not None
+        first = int(np.argmax(example.weights >= _GOOD))
+        return max(first, len(example.ids) - first - 1) + 1
+
+    @property
+    def fields(self) -> Mapping[str, RowField | None]:
+        """Those of pairs, whose arrays of tokens are of two halves."""
+        own, length = super().fields, self.halves * self.config.sequence_length
+        # Of tokens are those of `empty_row`.
+        return {
+            name: field._replace(shape=(length,)) if field is not None and name in empty_row(0) else field
+            for name, field in own.items()
+        }
 
 
 def _after(asked: Segment, answer: np.ndarray) -> Segment:

@@ -142,7 +142,8 @@ class RecordSource(PackedSource):
         tokens = cfg.sequence_length + 1
         try:
             example = self.example_of(record.fields)
-            long = len(example.ids) > tokens
+            length = self.tokens_in_row(example)
+            long = length > tokens
             if long and cfg.on_long == "cut":
                 example = self.cut_example(example, tokens)
         except RecordError as error:
@@ -151,9 +152,13 @@ class RecordSource(PackedSource):
                 raise CorpusError(message) from error
             return None, str(error)
         if long and cfg.on_long != "cut":
-            self._too_long(record, len(example.ids))
-            return None, f"{len(example.ids):,} tokens"
+            self._too_long(record, length)
+            return None, f"{length:,} tokens"
         return example, "cut" if long else ""
+
+    def tokens_in_row(self, example: Example) -> int:
+        """Returns how many tokens of an example a row has to hold, the first included."""
+        return len(example.ids)
 
     def _too_long(self, record: Record, length: int) -> None:
         if self.config.on_long == "stop":

@@ -20,7 +20,8 @@ class EngineConfig(Config):
     the last `ngram_min` to `ngram_max` tokens before. `adapter_slots` LoRA adapters of at most `adapter_rank` may
     be served at once. Of pictures, `picture_cache_bytes` of the tower's features are cached. `transfers_pages` compiles
     the programs that exchange pages with another engine. With `noisy_draws` tokens are drawn by noise that another
-    program can repeat (`kanawa.arrays.draws`).
+    program can repeat (`kanawa.arrays.draws`). With `draws_only` requests that ask for more than a temperature are
+    refused, and all others' tokens are drawn where they are decoded: so `fused_steps` of them come from one call.
     """
 
     RENAMED = {"ngram_least": "ngram_min", "ngram_most": "ngram_max"}
@@ -45,6 +46,7 @@ class EngineConfig(Config):
     ngram_max: Size = 4
     transfers_pages: bool = False
     noisy_draws: bool = False
+    draws_only: bool = False
     picture_cache_bytes: Size = 256 * 2**20
     adapter_slots: Count = 0
     adapter_rank: Size = 16
@@ -68,6 +70,11 @@ class EngineConfig(Config):
             problems.append(
                 f"prefill_rows is {list(self.prefill_rows)} and prefill_sizes {list(self.prefill_sizes or ())}: chunks "
                 "that share a program are of one size; give one of prefill_sizes, or prefill_rows (1,)"
+            )
+        if self.draws_only and self.speculative_tokens:
+            problems.append(
+                f"draws_only is set, and speculative_tokens is {self.speculative_tokens}: guesses are verified in "
+                "calls of their own; leave one of them unset"
             )
         least = self.max_sequences + self.page_size
         if self.max_batched_tokens < least:

@@ -248,8 +248,16 @@ class EngineCore:
     def _send_decode(self, batch: StepBatch) -> Sent:
         rows = batch.decode
         packed, flags = packed_rows(rows, self.programs.shapes, self.scheduler.table)
-        ids, logits = self.programs.decode(packed, batch.steps)
         details = None
+        if self.programs.config.draws_only:
+            uniforms = np.zeros((self.programs.config.fused_steps, packed.shape[0]), np.int32)
+            for row, (sequence, steps) in enumerate(rows):
+                uniforms[:steps, row] = sequence.uniforms(sequence.generated, steps)
+            ids, details = self.programs.draw(packed, uniforms, batch.steps, flags)
+            details = details if flags & LOGPROBS else None
+            flags = 0
+        else:
+            ids, logits = self.programs.decode(packed, batch.steps)
         if flags:
             ids, details = self._sample([sequence for sequence, _ in rows], packed, logits, flags)
         for sequence, steps in rows:
@@ -371,7 +379,8 @@ class EngineCore:
             sequence.pending -= count
             own = None
             if details is not None and sequence.request.sampling.logprobs is not None:
-                own = details[row : row + 1]
+                # [rows, details] of one token each, or [tokens, rows, details].
+                own = details[row : row + 1] if details.ndim == 2 else details[:, row]
             self._append_tokens(sequence, ids[row][:count], own)
 
     def _append_tokens(self, sequence: Sequence, ids: list[int], details: np.ndarray | None) -> None:

@@ -39,6 +39,8 @@ from kanawa_runtime.serve.engine.request import (
     check_together,
     gather_outputs,
 )
+from kanawa_runtime.serve.engine.rows import LOGPROBS, RANDOM
+from kanawa_runtime.serve.engine.sequence import sampling_flags
 from kanawa_runtime.serve.engine.speculation import Draft
 
 logger = logging.getLogger(__name__)
@@ -144,6 +146,11 @@ class LLMEngine:
         """Raises RequestError for a request that could never be served here."""
         check_request(request, self.limits, prompt_logprobs=self.config.prompt_logprobs)
         check_pictures(request, self._core.tower)
+        if self.config.draws_only and sampling_flags(request) & ~(RANDOM | LOGPROBS):
+            message = (
+                "this engine draws by temperature alone (draws_only): no cuts, penalties, biases, grammars, bad words"
+            )
+            raise RequestError(message, "sampling")
         if request.adapter is not None:
             self._lora_slot(request.adapter)
 

@@ -139,7 +139,8 @@ class Programs:
         with self.environment.active():
             self.kv, self.tables = self._empty()
             words = -(-self.vocab // 32)
-            for rows in {*self.shapes.prefill_rows, *self.shapes.batch_sizes}:
+            decoded = () if self.config.draws_only else self.shapes.batch_sizes
+            for rows in {*self.shapes.prefill_rows, *decoded}:
                 everything = np.full((rows, words), -1, np.int32)
                 self._no_masks[rows] = jax.device_put(everything, self.whole)
         wanted = dict(self._wanted())
@@ -155,6 +156,13 @@ class Programs:
         program = self.compiled["decode", packed.shape[0], packed.shape[1] - PAGES]
         self.kv, ids, logits = program(self.params, self.model_state, self.kv, packed, np.int32(steps))
         return ids, logits
+
+    def draw(self, packed: np.ndarray, uniforms: np.ndarray, steps: int, flags: int) -> tuple[Any, Any]:
+        """Runs decoding with draws on packed rows; returns ids [K, B] and their details, still being computed."""
+        program = self.compiled["draw", packed.shape[0], packed.shape[1] - PAGES]
+        rest = (packed, uniforms, np.int32(steps), np.int32(flags))
+        self.kv, ids, details = program(self.params, self.model_state, self.kv, *rest)
+        return ids, details
 
     def prefill(self, packed: np.ndarray, ids: np.ndarray, seen: tuple[Any, ...] = ()) -> tuple[Any, Any]:
         """Runs a chunk of each row's prompt; returns as `decode` does. `seen` is the tower's (`PictureTower.see`)."""
@@ -189,11 +197,15 @@ class Programs:
     def _wanted(self) -> Mapping[tuple[Any, ...], Program]:
         shapes, steps, prefilling = self.shapes, self.steps, self.prefill_environment
         wanted: dict[tuple[Any, ...], Program] = {}
+        function: Callable[..., Any]
+        rest: tuple[Any, ...]
         for rows, width in itertools.product(shapes.batch_sizes, shapes.page_widths):
-            rest = (self.abstract((rows, PAGES + width)), self.abstract(()))
-            wanted["decode", rows, width] = self._program(
-                f"decode {rows}x{width}", steps.decode, rest, 2, self.environment
-            )
+            kind, function = ("draw", steps.draw) if self.config.draws_only else ("decode", steps.decode)
+            number = self.abstract(())
+            # Random numbers, and flags.
+            drawn = (self.abstract((self.config.fused_steps, rows)), number, number)
+            rest = (self.abstract((rows, PAGES + width)), *(drawn if self.config.draws_only else (number,)))
+            wanted[kind, rows, width] = self._program(f"{kind} {rows}x{width}", function, rest, 2, self.environment)
         widest = shapes.page_widths[-1]
         for rows, tokens, width in self.chunk_shapes():
             rest = (self.abstract((rows, PAGES + width)), self.abstract((rows, tokens)))

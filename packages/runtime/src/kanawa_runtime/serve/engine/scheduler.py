@@ -15,7 +15,7 @@ import numpy as np
 
 from kanawa_runtime.serve.engine.page_pool import PagePool, page_digest
 from kanawa_runtime.serve.engine.picture import content_between, end_of_chunk
-from kanawa_runtime.serve.engine.rows import GENERATED, LENGTH, NUM_TOKENS, PAGES, SLOT
+from kanawa_runtime.serve.engine.rows import GENERATED, LENGTH, LOGPROBS, NUM_TOKENS, PAGES, RANDOM, SLOT
 from kanawa_runtime.serve.engine.sequence import Sequence
 from kanawa_runtime.serve.engine.shapes import Shapes, smallest_holding
 
@@ -66,7 +66,7 @@ class Scheduler:
         self, *, max_sequences: int, max_length: int, page_size: int, pool: PagePool, budget: int, chunk: int,
         fused_steps: int, prefill_sizes: tuple[int, ...], reuses_prefixes: bool, has_pages: bool,
         guess: Guess | None = None, in_tiles: bool = False, short_budget: int | None = None,
-        whole_pictures: bool = False,
+        whole_pictures: bool = False, fuses_draws: bool = False,
     ) -> None:  # fmt: skip
         """With `in_tiles`, several chunks of one prompt may be rows of one program.
 
@@ -95,6 +95,8 @@ class Scheduler:
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
         self._guess, self._in_tiles, self._short_budget = guess, in_tiles, short_budget or budget
         self._whole_pictures = whole_pictures
+        #: What sequences may need whose tokens are decoded several a step.
+        self._fusable = RANDOM | LOGPROBS if fuses_draws else 0
         self.width = -(-max_length // page_size) if has_pages else 1
         # A line a slot, always current, so that a step's rows are one copy out of it. The last is for padding rows.
         self.table = np.zeros((max_sequences + 1, PAGES + self.width), np.int32)
@@ -144,9 +146,14 @@ class Scheduler:
         if batch.is_starved:
             return batch
         # A sequence that waits for a slot waits until another ends, so fused steps delay none.
-        alone = not (self._waiting and self._slots) and all(s.is_prefilled and not s.flags for s in self.running)
+        alone = not (self._waiting and self._slots) and all(
+            s.is_prefilled and not s.flags & ~self._fusable for s in self.running
+        )
         flooded = self._is_flooded()
         batch.steps = self.fused_steps if alone and not flooded else 1
+        if self._waiting and self._fusable:
+            # Slots of those that end within a step are empty until it has ended.
+            batch.steps = -(-batch.steps // 4)
         for sequence in list(self.running):
             if sequence.slot < 0 or not sequence.is_prefilled or (sequence.needs_last_token and sequence.pending):
                 continue

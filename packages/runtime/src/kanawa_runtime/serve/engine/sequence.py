@@ -152,6 +152,10 @@ class Sequence:
             self._uniforms, self._block = random_block(self.seed, block).view(np.int32), block
         return int(self._uniforms[at])
 
+    def uniforms(self, first: int, count: int) -> list[int]:
+        """Returns the random numbers of so many new tokens, as `uniform` does."""
+        return [self.uniform(index) for index in range(first, first + count)]
+
     def write_row(self, row: np.ndarray) -> None:
         """Writes the columns that never change into a row."""
         sampling = self.request.sampling

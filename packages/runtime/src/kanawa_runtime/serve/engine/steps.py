@@ -14,6 +14,7 @@ from kanawa_runtime.serve.engine.token_sampler import (
     SamplingTables,
     draw_by_noise,
     draw_by_sums,
+    drawn_tokens,
     logprob_details,
     sample_tokens,
     with_faults,
@@ -78,6 +79,43 @@ class Steps:
 
         _, caches, last, _, ids, logits = jax.lax.while_loop(going, body, carry)
         return KVState(caches, kv.last.at[rows.slot].set(last)), ids, logits
+
+    def draw(
+        self, params: Any, model_state: Any, kv: KVState, packed: Array, uniforms: Int[Array, "K B"], steps: Array,
+        flags: Array,
+    ) -> tuple[KVState, Int[Array, "K B"], Int[Array, "K B details"]]:  # fmt: skip
+        """Decodes as `decode` does, and draws each token by a random number of its own (the bits of a float).
+
+        Returns the tokens and their details. A row that has met a stop token stays so until its slot is prefilled: a
+        call that was sent before that was known computes nothing for it.
+        """
+        rows, count = unpacked(packed), packed.shape[0]
+        ids = jnp.full((self._fused_steps, count), -1, jnp.int32)
+        details = jnp.zeros((self._fused_steps, count, 2 + 2 * self.num_logprobs), jnp.int32)
+        last = kv.last[rows.slot]
+        alive = (rows.num_tokens > 0) & (last >= 0) & ~jnp.any(last[:, None] == rows.stops, axis=1)
+        carry = (jnp.zeros((), jnp.int32), kv.caches, last, alive, ids, details)
+
+        def going(carry: tuple[Any, ...]) -> Array:
+            more: Array = (carry[0] < steps) & jnp.any(carry[3])
+            return more
+
+        def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            step, caches, last, alive, ids, details = carry
+            sequences = self._sequences(rows, rows.length + step, alive[:, None])
+            fed = jnp.maximum(last, 0)[:, None]
+            (logits, caches), _ = self._decode(params, model_state, fed, sequences, caches)
+            logits = self._only_known(logits[:, 0])
+            own = rows._replace(uniform=jax.lax.bitcast_convert_type(uniforms[step], jnp.float32))
+            drawn = drawn_tokens(logits, logits, own, flags, num_logprobs=self.num_logprobs, draw=self._draw)
+            ids = ids.at[step].set(jnp.where(alive, drawn.valid, -1))
+            details = details.at[step].set(drawn.details)
+            stopped = jnp.any(drawn.valid[:, None] == rows.stops, axis=1) | (drawn.valid < 0)
+            last = jnp.where(alive, jnp.where(stopped, -1, drawn.ids), last)
+            return step + 1, caches, last, alive & ~stopped & (step + 1 < rows.num_tokens), ids, details
+
+        _, caches, last, _, ids, details = jax.lax.while_loop(going, body, carry)
+        return KVState(caches, kv.last.at[rows.slot].set(last)), ids, details
 
     def prefill(
         self, params: Any, model_state: Any, kv: KVState, packed: Array, ids: Array, *seen: Array

@@ -58,6 +58,23 @@ def sample_tokens(
 
     adjusted = jax.lax.cond(asked(TABLES), _adjusted, lambda x, *_: x, logits, rows, tables)
     adjusted = jax.lax.cond(asked(MASK), _masked, lambda x, _: x, adjusted, mask)
+    return drawn_tokens(logits, adjusted, rows, flags, num_logprobs=num_logprobs, draw=draw)
+
+
+def drawn_tokens(
+    logits: Float[Array, "B V"],
+    adjusted: Float[Array, "B V"],
+    rows: Rows,
+    flags: Int[Array, ""],
+    *,
+    num_logprobs: int,
+    draw: Draw | None = None,
+) -> Sampled:
+    """Returns each row's token by the adjusted logits, and its details by those of the model."""
+
+    def asked(flag: int) -> Bool[Array, ""]:
+        return flags & flag != 0
+
     likeliest = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
 
     def drawn(x: Float[Array, "B V"]) -> Int[Array, " B"]:
