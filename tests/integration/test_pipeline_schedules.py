@@ -70,7 +70,8 @@ def test_loss_and_gradients_equal_one_device(schedule, rounds, axes):
     mesh = DeviceMesh.Config(axes=axes).build().mesh(jax.devices()[: int(np.prod(list(axes.values())))])
     with jax.set_mesh(mesh), use_plan(plan):
         placed = jax.device_put(params, param_shardings(param_specs(model), plan.param_rules, mesh))
-        assert placed["embedding"]["weight"].addressable_shards[0].data.shape[0] == VOCAB // (axes["stage"] * axes.get("tensor", 1))
+        shards = axes["stage"] * axes.get("tensor", 1)
+        assert placed["embedding"]["weight"].addressable_shards[0].data.shape[0] == VOCAB // shards
         found, said = jax.jit(gradients)(placed, rows)
     np.testing.assert_allclose(said.total_loss(), outputs.total_loss(), rtol=1e-5)
     for path, grad in flatten_paths(found).items():

@@ -444,8 +444,8 @@ class _Parts:
             left, of_head, arriving, before = None, None, none, carry
             if "forward" in work:
                 carry, left = self.forward(layers, others, carry, t)
-            # Paired, what backwards read is of the tick before, so that they may run beside the forward: each leaves the
-            # other's fields alone.
+            # Paired, what backwards read is of the tick before, so that they may run beside the forward: each leaves
+            # the other's fields alone.
             ahead, carry = carry, before if self.times.paired else carry
             if "head" in work:
                 carry, arriving, of_head = self.at_head(others, carry, t)

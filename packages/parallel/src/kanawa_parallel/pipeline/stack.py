@@ -42,7 +42,8 @@ class PipelinedStack(Stack):
     A batch passes in `microbatches` parts, each `rounds` times around the stages: one round is GPipe, more are the
     interleaved schedule (a stage then holds every S-th run of layers; parameters are stored in layer order, so each
     step first moves them between stages). Any number of layers is spread as evenly as it can be, or as
-    `layers_of_runs` says, S x R numbers in the model's order; where that leaves places empty, parameters are stored in S parts of another dimension, and each step moves them to their stages.
+    `layers_of_runs` says, S x R numbers in the model's order; where that leaves places empty,
+    parameters are stored in S parts of another dimension, and each step moves them to their stages.
     Caches are stacked too and stay on their stage.
     """
 
