@@ -8,7 +8,7 @@ some. Legend: S stages, M microbatches, R rounds, k places for layers of a stage
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from kanawa.contracts.strategy import ModelLoss
 from kanawa.errors import ConfigError
 from kanawa.module import Loss, Outputs, param_specs
 
+from kanawa_parallel.pipeline.carried import Carry, Held
 from kanawa_parallel.pipeline.places import Places
 from kanawa_parallel.pipeline.stack import (
     PipelinedStack,
@@ -103,42 +104,6 @@ def _pipelined(loss: LossProgram) -> tuple[ModelLoss, str, PipelinedStack]:
     return loss, name, stack
 
 
-class _Carry(NamedTuple):
-    """What a tick passes on: activations, saved inputs and cotangents by stage, and summed gradients.
-
-    `rest` is what gradients of weights still need, [slots, S, k, …]. With several rounds, `returned` are streams that
-    left the last stage, and `sent_back` cotangents that left the first one, [slots, …].
-    """
-
-    moving: Any
-    inputs: Any
-    cotangents: Any
-    layers: Any
-    others: Any
-    returned: Any = ()
-    sent_back: Any = ()
-    rest: Any = ()
-
-
-class _Held(NamedTuple):
-    """What a run of layers needs besides trained parameters and its stream; the first three are [k, …]."""
-
-    fixed: Any
-    state: Any
-    numbers: jax.Array
-    facts: Sequences
-    key: jax.Array
-
-    def each(self) -> tuple[Any, Any, jax.Array]:
-        """Returns what is [k, …]."""
-        return self.fixed, self.state, self.numbers
-
-    def at(self, places: tuple[Any, Any, jax.Array]) -> "_Held":
-        """Returns what other layers need of the same microbatch."""
-        fixed, state, numbers = places
-        return _Held(fixed, state, numbers, self.facts, self.key)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """The model in the parts that ticks call, and the loops over them."""
@@ -179,16 +144,16 @@ class _Parts:
         _, outputs = self.root("head_and_loss", others, microbatch, x, pick_microbatch(self.batches, microbatch))
         return self.scaled(outputs), outputs
 
-    def of_stage(self, stage: jax.Array, turn: jax.Array, microbatch: jax.Array) -> _Held:
+    def of_stage(self, stage: jax.Array, turn: jax.Array, microbatch: jax.Array) -> Held:
         """Returns what a stage needs for a microbatch of a round."""
         # What is mapped over stages are the trained layers alone: frozen ones and state are indexed by the stage.
         fixed, state = jax.tree.map(lambda leaf: leaf[stage, turn], self.held)
         # The key that the pipelined stack derives for this microbatch, so that dropout agrees with the other schedules.
         key = jax.random.fold_in(fold_name(fold_name(self.key, self.name), "microbatch"), microbatch)
         numbers = jnp.asarray(self.places.layers)[stage, turn]
-        return _Held(fixed, state, numbers, _sequences(pick_microbatch(self.batches, microbatch)), key)
+        return Held(fixed, state, numbers, _sequences(pick_microbatch(self.batches, microbatch)), key)
 
-    def layers(self, trained: Any, held: _Held, x: jax.Array) -> tuple[jax.Array, jax.Array, Outputs]:
+    def layers(self, trained: Any, held: Held, x: jax.Array) -> tuple[jax.Array, jax.Array, Outputs]:
         """Returns (stream, share of the loss, outputs [k, …]) after some layers."""
         y, outputs = kn.functional(self.stack, "stage")(
             {_LAYER: merge_trees(held.fixed, trained)},
@@ -202,7 +167,7 @@ class _Parts:
         )
         return y, self.scaled(outputs.reduce_leading(), f"{self.name}."), outputs
 
-    def backward_of(self, trained: Any, held: _Held, x: jax.Array, dy: jax.Array) -> tuple[Any, jax.Array]:
+    def backward_of(self, trained: Any, held: Held, x: jax.Array, dy: jax.Array) -> tuple[Any, jax.Array]:
         """Returns gradients of parameters and of the stream after some layers, which it runs again from their input."""
         _, pull = jax.vjp(lambda p, x: self.layers(p, held, x)[:2], trained, x)
         mine, dx = pull((dy, jnp.ones((), jnp.float32)))
@@ -228,7 +193,7 @@ class _Parts:
             return function()
         return jax.lax.cond(wanted, function, lambda: _zeros_like(jax.eval_shape(function)))
 
-    def forward(self, layers: Any, others: Any, carry: _Carry, t: jax.Array) -> tuple[_Carry, tuple[Outputs, Outputs]]:
+    def forward(self, layers: Any, others: Any, carry: Carry, t: jax.Array) -> tuple[Carry, tuple[Outputs, Outputs]]:
         """Moves every microbatch one stage on."""
         # Every tick embeds, those that drain too: `pick` clips to the last microbatch, which enters again and is
         # dropped.
@@ -254,7 +219,7 @@ class _Parts:
             )
         return carry, (embedded, outputs)
 
-    def at_head(self, others: Any, carry: _Carry, t: jax.Array) -> tuple[_Carry, jax.Array, Outputs]:
+    def at_head(self, others: Any, carry: Carry, t: jax.Array) -> tuple[Carry, jax.Array, Outputs]:
         """Turns the microbatch round whose last backward slot begins in this tick; returns its cotangent too."""
         slot = _at(self.times.backward_slots, t - self.times.lag)
         x = carry.moving[-1] if self.places.rounds == 1 else carry.returned[slot.forward % len(carry.returned)]
@@ -275,8 +240,8 @@ class _Parts:
         return carry._replace(others=total), arriving, outputs
 
     def backward(
-        self, layers: Any, others: Any, carry: _Carry, t: jax.Array, arriving: jax.Array, two: TwoBackwards | None
-    ) -> _Carry:
+        self, layers: Any, others: Any, carry: Carry, t: jax.Array, arriving: jax.Array, two: TwoBackwards | None
+    ) -> Carry:
         """Moves every cotangent one stage back; `arriving` is what the head sends to the last stage."""
         last, rounds = self.places.stages - 1, self.places.rounds
         if rounds > 1:
@@ -333,7 +298,7 @@ class _Parts:
     def _of_inputs(self, two: TwoBackwards) -> Any:
         """Returns the backward of a stage's inputs alone; in place of gradients it returns what those still need."""
 
-        def back(trained: Any, held: _Held, x: jax.Array, dy: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        def back(trained: Any, held: Held, x: jax.Array, dy: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             def onward(x: jax.Array, item: Any) -> tuple[jax.Array, jax.Array]:
                 p, places = jax.tree.map(lambda leaf: leaf[None], item)
                 y, _, _ = self.layers(p, held.at(places), x)
@@ -350,7 +315,7 @@ class _Parts:
 
         return back
 
-    def of_weights(self, layers: Any, carry: _Carry, t: jax.Array, two: TwoBackwards) -> _Carry:
+    def of_weights(self, layers: Any, carry: Carry, t: jax.Array, two: TwoBackwards) -> Carry:
         """Adds the gradients of weights of the microbatch whose backward has just reached the first stage."""
         stages = self.places.stages
         slot = _at(self.times.backward_slots, t - self.times.lag - (stages - 1))
@@ -381,7 +346,7 @@ class _Parts:
     def split(self, layers: Any, stream: jax.Array) -> TwoBackwards:
         """Returns one layer's backward in two parts."""
 
-        def backward(p: Any, held: _Held, x: jax.Array, dy: jax.Array) -> tuple[Any, jax.Array]:
+        def backward(p: Any, held: Held, x: jax.Array, dy: jax.Array) -> tuple[Any, jax.Array]:
             p, places = jax.tree.map(lambda leaf: leaf[None], (p, held.each()))
             mine, dx = self.backward_of(p, held.at(places), x, dy)
             return jax.tree.map(lambda leaf: leaf[0], mine), dx
@@ -404,12 +369,12 @@ class _Parts:
         jax.eval_shape(lambda: self.on_every_stage(traced, self.here))
         return found[0]
 
-    def first_carry(self, layers: Any, others: Any, stream: jax.Array, two: TwoBackwards | None) -> _Carry:
+    def first_carry(self, layers: Any, others: Any, stream: jax.Array, two: TwoBackwards | None) -> Carry:
         """Returns the empty carry."""
         stages, times = self.places.stages, self.times
         # Of the first stage in the first round: S - 1 ticks there and S - 1 back, the tick itself, and two rounds.
         saved = jnp.zeros((times.saved, *stream.shape), stream.dtype)
-        carry = _Carry(stream, saved, stream, *(_zeros(tree) for tree in (layers, others)))
+        carry = Carry(stream, saved, stream, *(_zeros(tree) for tree in (layers, others)))
         if self.places.rounds > 1:
             empty = jnp.zeros((times.returning, *stream.shape[1:]), stream.dtype)
             carry = carry._replace(returned=empty, sent_back=empty)
@@ -440,7 +405,7 @@ class _Parts:
         carry = self.first_carry(layers, others, stream, two)
         passed, headed = [], []
 
-        def tick(work: frozenset[str], carry: _Carry, t: jax.Array) -> tuple[_Carry, Any]:
+        def tick(work: frozenset[str], carry: Carry, t: jax.Array) -> tuple[Carry, Any]:
             left, of_head, arriving, before = None, None, none, carry
             if "forward" in work:
                 carry, left = self.forward(layers, others, carry, t)

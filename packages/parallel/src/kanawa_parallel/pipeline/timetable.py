@@ -7,7 +7,7 @@ S stages, M microbatches, R rounds, F a forward, B a backward of inputs, W a bac
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,15 +51,15 @@ def idle_fraction(places: Places, microbatches: int) -> float:
 
 
 class Slots(NamedTuple):
-    """What the first stage that works on it takes in each slot, int [slots]: -1 where a slot is empty.
+    """What the first stage that works on it takes in each slot, int [slots] of NumPy or JAX: -1 in an empty one.
 
     `before` is the slot of the same microbatch one round earlier, and `forward` that of the same pass forward.
     """
 
-    microbatch: np.ndarray
-    turn: np.ndarray
-    before: np.ndarray
-    forward: np.ndarray
+    microbatch: Any
+    turn: Any
+    before: Any
+    forward: Any
 
 
 @dataclasses.dataclass(frozen=True)
