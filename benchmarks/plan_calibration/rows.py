@@ -1,15 +1,17 @@
 """A published step as a plan of ours: the same shape, batch, sharding and rematerialisation."""
 
+import dataclasses
 import re
 from typing import Any
 
 import jax
 import kanawa as kn
+from arranged_ring import ArrangedRing
 from kanawa.composition.experiment import Composition, compose
 from kanawa.composition.target import parse_target
 from kanawa.contracts import PrecisionConfig
 from kanawa.errors import KanawaError
-from kanawa.plugins import MeshRule, host
+from kanawa.plugins import DeviceSpec, MeshRule, host
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
 from kanawa_layers.recipes.llama import llama
@@ -70,6 +72,7 @@ _PRECISIONS = {
 def composed(row: Row) -> Composition:
     """Returns the composition of a row; raises KanawaError where it can't be expressed."""
     target = parse_target(row["target"])
+    target = dataclasses.replace(target, device=device_of(row, target.device))
     shape = row["shape"]
     model = model_config(row["model"], shape)
     cfg = Trainer.Config(
@@ -85,6 +88,18 @@ def composed(row: Row) -> Composition:
     return compose(cfg, target, modifiers(row), overrides(row), rule=rule)
 
 
+def device_of(row: Row, usual: DeviceSpec) -> DeviceSpec:
+    """Returns the row's device: the target's, or a variant of it with its own `figures`.
+
+    Of fewer watts the clock falls with the cube root: power goes with the clock and the voltage squared, and the
+    voltage with the clock.
+    """
+    figures = dict(row.get("figures", {}))
+    clock = (figures.pop("watts", 1.0) / figures.pop("of_watts", 1.0)) ** (1 / 3)
+    peaks = {dtype: peak * clock for dtype, peak in usual.peak_flops.items()}
+    return dataclasses.replace(usual, peak_flops=peaks, **figures)
+
+
 def overrides(row: Row) -> list[Any]:
     """Returns what no modifier sets: microbatches of no rule, heads that stay whole, the rows that experts drop."""
     axes, found = mesh_axes(row)[0], list[Any]()
@@ -92,6 +107,12 @@ def overrides(row: Row) -> list[Any]:
         found.append(("gradients", WholeBatch.Config()))
     if axes.get("tensor", 1) > row["shape"]["kv_heads"]:
         found.append(f"execution.strategies[{int('stage' in axes)}].split_key_heads=false")
+    place = [axis for axis in ("stage", "tensor", "context") if axis in axes]
+    if "stage" in axes:
+        # Megatron's first stage holds the embedding and its last one the head.
+        found.append(("execution.strategies[0].split_vocab", False))
+    if "context" in axes and parse_target(row["target"]).device.platform == "gpu":
+        found.append((f"execution.strategies[{place.index('context')}]", ArrangedRing.Config()))
     if factor := re.search(r"capacity factor ([\d.]+)", row["parallelism"]):
         # The expert strategy comes after those of the axes tensor, context and fsdp, and a pipeline's before them.
         place = sum(axis in axes for axis in ("tensor", "context", "fsdp", "stage"))

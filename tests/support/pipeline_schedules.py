@@ -94,37 +94,70 @@ def gpipe(stages: int, microbatches: int, rounds: int = 1) -> Schedule:
     return Schedule(name, stages, microbatches, rounds, tuple(forwards) + tuple(reversed(backwards)))
 
 
-def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
+def one_forward_one_backward(stages: int, microbatches: int, rounds: int = 1, *, paired: bool = False) -> Schedule:
     """A stage turns to a microbatch's backward as soon as it can (Narayanan et al. 2019, arXiv:1806.03377).
 
-    In step: stage s takes microbatch m forward in tick m + s and backward in tick m + 2 (S - 1) - s, so it keeps at
-    most 2 (S - 1 - s) + 1 inputs, whatever M is.
+    Built by simulation: each tick every stage does the first forward and the first backward that are ready, in the
+    order of the schedule. With rounds microbatches go around in groups (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
+    `paired`: a backward isn't ready in the tick of the forward that it follows.
     """
-    last = stages - 1
+    path = [(turn, stage) for turn in range(rounds) for stage in range(stages)]
+    groups = _groups(stages, microbatches) if rounds > 1 else [list(range(microbatches))]
+    order = [(micro, turn) for group in groups for turn in range(rounds) for micro in group]
+    back = [(micro, turn) for group in groups for turn in reversed(range(rounds)) for micro in group]
+    forwards = {stage: list(order) for stage in range(stages)}
+    backwards = {stage: list(back) for stage in range(stages)}
+    done: dict[tuple[str, int, int, int], int] = {}
     table = []
-    # Cotangents travel back from the last stage, which turns a microbatch round in the tick it gets it, m + S - 1.
-    for tick in range(microbatches + 2 * last):
-        row = []
+    begun = False
+    while any(forwards.values()) or any(backwards.values()):
+        tick, row = len(table), []
         for stage in range(stages):
-            forward, backward = tick - stage, tick - 2 * last + stage
             works = []
-            if 0 <= forward < microbatches:
-                works.append(Work("forward", forward))
-            if 0 <= backward < microbatches:
-                works.append(Work("backward", backward))
-            row.append(tuple(works))
-        table.append(tuple(row))
-    return Schedule("1f1b", stages, microbatches, 1, tuple(table))
+            if forwards[stage]:
+                micro, turn = forwards[stage][0]
+                at = path.index((turn, stage))
+                if at == 0 or done.get(("forward", micro, *path[at - 1]), tick) < tick:
+                    works.append(Work("forward", micro, turn))
+                    done["forward", micro, turn, stage] = tick
+                    forwards[stage].pop(0)
+            row.append(works)
+        for stage in reversed(range(stages)):
+            if not backwards[stage]:
+                continue
+            micro, turn = backwards[stage][0]
+            at = path.index((turn, stage))
+            after = ("backward", micro, *path[at + 1]) if at + 1 < len(path) else None
+            if after is None:
+                # All groups turn as late as the longest: backwards never wait once they have begun.
+                turned = done.get(("forward", micro, turn, stage), tick + 1) <= tick - paired
+                ready = turned and (begun or tick >= (rounds - 1) * max(map(len, groups)) + stages - 1 + paired)
+            else:
+                ready = done.get(after, tick) < tick
+            if ready:
+                begun = True
+                row[stage].append(Work("backward", micro, turn))
+                done["backward", micro, turn, stage] = tick
+                backwards[stage].pop(0)
+        table.append(tuple(tuple(works) for works in row))
+    return Schedule("1f1b", stages, microbatches, rounds, tuple(table))
 
 
-def zero_bubble(stages: int, microbatches: int) -> Schedule:
+def _groups(stages: int, microbatches: int) -> list[list[int]]:
+    """Returns microbatches in groups of at least as many as there are stages, as even as they can be."""
+    count = max(1, microbatches // stages)
+    sizes = [microbatches // count + (group < microbatches % count) for group in range(count)]
+    starts = [sum(sizes[:group]) for group in range(count)]
+    return [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+
+
+def zero_bubble(stages: int, microbatches: int, rounds: int = 1, *, paired: bool = False) -> Schedule:
     """1F1B whose gradients of weights wait for the first stage (after Qi et al. 2023, arXiv:2401.10241).
 
-    In step: all stages take those of microbatch m in tick m + 2 (S - 1), in which its backward reaches the first one.
+    In step: all stages take those of a pass in the tick in which its backward reaches the first one.
     """
     table = []
-    for tick, row in enumerate(one_forward_one_backward(stages, microbatches).table):
-        micro = tick - 2 * (stages - 1)
-        works = (Work("weights", micro),) if micro >= 0 else ()
-        table.append(tuple((*stage, *works) for stage in row))
-    return Schedule("zero-bubble", stages, microbatches, 1, tuple(table))
+    for row in one_forward_one_backward(stages, microbatches, rounds, paired=paired).table:
+        first = [Work("weights", work.microbatch, work.round) for work in row[0] if work.kind == "backward"]
+        table.append(tuple((*stage, *first) for stage in row))
+    return Schedule("dualpipe" if paired else "zero-bubble", stages, microbatches, rounds, tuple(table))

@@ -16,11 +16,11 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.blame import blamed
 from kanawa.contracts import Workload
-from kanawa.errors import KanawaError
+from kanawa.errors import KanawaError, ShardingError
 from kanawa.module import param_specs
 from kanawa.plugins import host
 
-from kanawa_parallel.passes import batch_cuts
+from kanawa_parallel.passes import batch_cuts, layers_of_stages
 
 _AXES = "execution.mesh.axes"
 #: What a layer may raise that is built with a number it wasn't made for.
@@ -64,6 +64,7 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
         if cause.size % _parts(cause, shape):
             problems.append(_indivisible(cause, shape, _size_fields(config, dimensions)))
     problems += _uneven_cuts(config, model)
+    problems += _runs(model, shape.get("stage", 1))
     for cause, path in _batch_uses(config, model, activations, shape):
         if cause.size % _parts(cause, shape):
             problems.append(_indivisible(cause, shape, [path]))
@@ -119,6 +120,14 @@ def _param_uses(model: kn.Module, rules: Rules, shape: Mapping[str, int]) -> Ite
             assignment = assign_param(spec.shape, spec.axes, rules, shape)
             for index, axis, size, names in _split(spec.shape, spec.axes, assignment):
                 yield _Cause(axis, size, names), _Dimension(path, index)
+
+
+def _runs(model: kn.Module, stages: int) -> Iterator[str]:
+    """Yields the problem of layers that a pipelined stack can't deal to its stages."""
+    try:
+        layers_of_stages(model, stages)
+    except ShardingError as error:
+        yield str(error)
 
 
 def _uneven_cuts(config: Workload.Config, model: kn.Module) -> Iterator[str]:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import kanawa as kn
 from kanawa.contracts import GradientStrategy, Stack
 
+from kanawa_parallel.pipeline.stack import PipelinedStack
+
 
 def batch_cuts(config: kn.Config, model: kn.Module) -> list[tuple[str, int]]:
     """Returns (config path, parts) of every field that cuts a training batch, the gradient strategy's first."""
@@ -27,9 +29,14 @@ def idle_share(config: kn.Config, model: kn.Module, stages: int) -> float:
         return 0.0
     for _, strategy in _strategies(config):
         if strategy.replaces_stack:
-            layers = max((stack.config.num_layers for _, stack in stacks_of(model)), default=stages)
-            return strategy.idle_share(stages, layers)
+            return max((strategy.idle_share(stages, stack.config) for _, stack in stacks_of(model)), default=0.0)
     return max((stack.idle_share(stages) for _, stack in stacks_of(model)), default=0.0)
+
+
+def layers_of_stages(model: kn.Module, stages: int) -> tuple[int, ...]:
+    """Returns the layers of each stage of a model's pipelined stack; () without stages or such a stack."""
+    configs = [stack.config for _, stack in stacks_of(model) if isinstance(stack, PipelinedStack)]
+    return configs[0].places(stages).of_stages if stages > 1 and configs else ()
 
 
 def stacks_of(model: kn.Module) -> Iterator[tuple[str, Stack]]:

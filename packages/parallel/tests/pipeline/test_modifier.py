@@ -83,7 +83,7 @@ def test_a_strangers_schedule_needs_an_entry_point_and_nothing_else(stranger):
     ("settings", "error", "said"),
     [
         ({"schedule": "1f1"}, UnknownNameError, "'1f1' of kind 'pipelines'.*did you mean '1f1b'"),
-        ({"schedule": "1f1b", "rounds": 2}, ConfigError, "2 rounds need schedule=interleaved, and schedule is 1f1b"),
+        ({"rounds": 2}, ConfigError, "2 rounds need schedule=interleaved, 1f1b or zero-bubble; gpipe goes around once"),
         ({"microbatches": 0}, ConfigError, r"microbatches: expected int \(at least 1\), got 0"),
     ],
 )

@@ -14,6 +14,8 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Batch, DeviceMesh, ModelLoss, Sequences
 from kanawa.errors import ConfigError, ShardingError
 from kanawa.module import param_specs
+from kanawa_parallel.pipeline.dualpipe import dualpipe
+from kanawa_parallel.pipeline.modifier import one_forward_one_backward, zero_bubble
 from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
 from kanawa_parallel.pipeline.stack import PipelinedStack
 from kanawa_parallel.remat.policies import FullRemat
@@ -30,9 +32,14 @@ PLAN = ExecutionPlan(
 )
 
 
-def model(microbatches=4, rounds=1, num_layers=8, remat=None):
+def model(microbatches=4, rounds=1, num_layers=8, remat=None, runs=()):
     stack = PipelinedStack.Config(
-        num_layers=num_layers, layer=SumBlock.Config(), microbatches=microbatches, rounds=rounds, remat=remat
+        num_layers=num_layers,
+        layer=SumBlock.Config(),
+        microbatches=microbatches,
+        rounds=rounds,
+        layers_of_runs=runs,
+        remat=remat,
     )
     return StackedLM.Config(stack=stack).build()
 
@@ -122,19 +129,27 @@ def test_stack_gives_the_single_device_loss_and_gradients(axes, microbatches, ro
 
 
 @pytest.mark.parametrize(
-    ("axes", "microbatches", "num_layers", "split"),
+    ("axes", "microbatches", "num_layers", "schedule", "runs"),
     [
-        ({"stage": 2, "fsdp": 2}, 4, 5, True),
-        ({"stage": 4}, 4, 8, False),
-        pytest.param({"stage": 4}, 4, 6, False, marks=pytest.mark.nightly),
-        pytest.param({"stage": 4}, 2, 7, True, marks=pytest.mark.nightly),
-        pytest.param({"stage": 2}, 8, 3, True, marks=pytest.mark.nightly),
-        pytest.param({"stage": 2, "fsdp": 2}, 2, 8, False, marks=pytest.mark.nightly),
+        ({"stage": 2, "fsdp": 2}, 4, 5, zero_bubble(4, 1), ()),
+        ({"stage": 4}, 4, 8, one_forward_one_backward(4, 1), ()),
+        ({"stage": 2, "fsdp": 2}, 4, 7, dualpipe(4, 2), (1, 2, 3, 1)),
+        pytest.param({"stage": 3}, 8, 8, one_forward_one_backward(8, 2), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 3}, 8, 8, zero_bubble(8, 2), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 4}, 2, 8, zero_bubble(2, 2), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 4}, 2, 8, one_forward_one_backward(2, 2), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 3}, 8, 8, dualpipe(8, 2), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 2}, 4, 8, dualpipe(4, 3), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 2}, 4, 8, one_forward_one_backward(4, 1), (5, 3), marks=pytest.mark.nightly),
+        pytest.param({"stage": 4}, 4, 6, one_forward_one_backward(4, 1), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 4}, 2, 7, zero_bubble(2, 1), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 2}, 8, 3, zero_bubble(8, 1), (), marks=pytest.mark.nightly),
+        pytest.param({"stage": 2, "fsdp": 2}, 2, 8, one_forward_one_backward(2, 1), (), marks=pytest.mark.nightly),
     ],
 )
-def test_early_backwards_give_the_single_device_loss_and_gradients(axes, microbatches, num_layers, split):
-    strategy = OneForwardOneBackward.Config(microbatches=microbatches, split=split).build()
-    loss = ModelLoss(model(microbatches, num_layers=num_layers))
+def test_early_backwards_give_the_single_device_loss_and_gradients(axes, microbatches, num_layers, schedule, runs):
+    strategy = schedule.gradients.build()
+    loss = ModelLoss(model(microbatches, schedule.stack.rounds, num_layers, runs=runs))
     found = on_mesh(
         lambda p, b: strategy.gradients(loss, p, {}, b, jax.random.key(0)), axes, batch(), num_layers=num_layers
     )

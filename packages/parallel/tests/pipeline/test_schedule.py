@@ -13,6 +13,10 @@ SCHEDULES = [
     one_forward_one_backward(4, 8),
     one_forward_one_backward(2, 3),
     one_forward_one_backward(1, 2),
+    one_forward_one_backward(4, 11, rounds=3),
+    one_forward_one_backward(4, 3, rounds=2),
+    zero_bubble(3, 7, rounds=2),
+    zero_bubble(4, 9, rounds=2, paired=True),
 ]
 
 
@@ -25,7 +29,7 @@ def test_work_is_complete_and_in_order(schedule):
                 key = (work.kind, work.microbatch, work.round, stage)
                 assert key not in ticks
                 ticks[key] = (tick, order)
-    kinds = 3 if schedule.name == "zero-bubble" else 2
+    kinds = 3 if schedule.name in ("zero-bubble", "dualpipe") else 2
     assert len(ticks) == kinds * schedule.stages * schedule.microbatches * schedule.rounds
     path = [(r, s) for r in range(schedule.rounds) for s in range(schedule.stages)]
     for micro in range(schedule.microbatches):

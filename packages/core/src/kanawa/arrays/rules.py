@@ -33,7 +33,7 @@ def assign(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> As
 def assign_param(shape: tuple[int, ...], axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> Assignment:
     """Returns the mesh axes that split each dimension of a parameter.
 
-    As `assign`, but a rule for STORAGE_AXES is skipped if its axis doesn't divide: the parameter is gathered before
+    As `assign`, but a rule leaves STORAGE_AXES out if they don't divide its axis: the parameter is gathered before
     use, so another dimension can be split instead. Where no rule's axis divides, a small parameter stays whole, and a
     large one is split on its longest dimension that divides, whatever it counts, on top of what splits it already.
     Without such a dimension it gets the result of `assign`, which `check_divides` refuses.
@@ -91,8 +91,10 @@ def _assign(
                 continue
             # One array can't be split twice along a mesh axis; a later rule uses the remaining ones.
             free = tuple(m for m in mesh_axes if sizes.get(m, 1) > 1 and m not in used)
-            if shape is not None and STORAGE_AXES.issuperset(free) and shape[index] % math.prod(sizes[m] for m in free):
-                break
+            if shape is not None and shape[index] % math.prod(sizes[m] for m in free):
+                free = tuple(m for m in free if m not in STORAGE_AXES)
+                if not free:
+                    break
             used.update(free)
             assigned[index] = free
             break

@@ -73,9 +73,9 @@ class GradientStrategy(Configurable):
         """Returns {own config field: parts} by which a batch's rows are cut before a model sees them; empty: none."""
         return {}
 
-    def idle_share(self, stages: int, num_layers: int) -> float:
-        """Returns the part of a step in which one of `stages` pipeline stages has nothing to do, for so many layers."""
-        del stages, num_layers
+    def idle_share(self, stages: int, stack: Configurable.Config) -> float:
+        """Returns the part of a step in which one of `stages` pipeline stages of a stack's config has nothing to do."""
+        del stages, stack
         return 0.0
 
     @abc.abstractmethod

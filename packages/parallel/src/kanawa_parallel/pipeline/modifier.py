@@ -26,7 +26,9 @@ class PipelineParts(NamedTuple):
 
 def gpipe(microbatches: int, rounds: int) -> PipelineParts:
     """All forwards, then all backwards."""
-    _once("gpipe", rounds)
+    if rounds > 1:
+        message = f"{rounds} rounds need schedule=interleaved, 1f1b or zero-bubble; gpipe goes around once"
+        raise ConfigError(message)
     return PipelineParts(PipelinedStack.Config(microbatches=microbatches))
 
 
@@ -36,36 +38,30 @@ def interleaved(microbatches: int, rounds: int) -> PipelineParts:
 
 
 def one_forward_one_backward(microbatches: int, rounds: int) -> PipelineParts:
-    """Each backward as soon as it can: a stage keeps inputs for few microbatches."""
-    _once("1f1b", rounds)
-    stack = PipelinedStack.Config(microbatches=microbatches)
+    """Each backward as soon as it can: a stage keeps inputs for few microbatches, whatever their number."""
+    stack = PipelinedStack.Config(microbatches=microbatches, rounds=rounds)
     return PipelineParts(stack, OneForwardOneBackward.Config(microbatches=microbatches))
 
 
 def zero_bubble(microbatches: int, rounds: int) -> PipelineParts:
     """As 1f1b, with the gradients of weights taken later, in ticks in which no stage waits."""
-    _once("zero-bubble", rounds)
-    stack = PipelinedStack.Config(microbatches=microbatches)
+    stack = PipelinedStack.Config(microbatches=microbatches, rounds=rounds)
     return PipelineParts(stack, OneForwardOneBackward.Config(microbatches=microbatches, split=True))
-
-
-def _once(name: str, rounds: int) -> None:
-    if rounds > 1:
-        message = f"{rounds} rounds need schedule=interleaved, and schedule is {name}, which goes around once"
-        raise ConfigError(message)
 
 
 class PipelineModifier(kn.Modifier):
     """Replaces every stack by a pipelined one and adds the strategy that puts layers on stages.
 
-    `schedule` is gpipe, interleaved, 1f1b, zero-bubble or another of `kanawa list pipelines`. Stages idle
-    (S - 1) / (M + S - 1) of the time: four microbatches a stage keep that under a fifth.
+    `schedule` is gpipe, interleaved, 1f1b, zero-bubble, dualpipe or another of `kanawa list pipelines`. Stages idle
+    (S - 1) / (R M + S - 1) of the time: four microbatches a stage keep that under a fifth. `layers` are the layers of
+    each stage, of S x R runs in the model's order where there are rounds; empty: as even as can be.
     """
 
     class Config(kn.Modifier.Config):
         microbatches: kn.Size = 8
         schedule: str = "gpipe"
         rounds: kn.Size = 1
+        layers: tuple[int, ...] = ()
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` pipelined."""
@@ -91,4 +87,9 @@ class PipelineModifier(kn.Modifier):
                 "(a stack's config, and a gradient strategy's or None)"
             )
             raise UsageError(message)
+        if own.layers:
+            if not isinstance(parts.stack, PipelinedStack.Config):
+                message = f"pipeline: the stack of schedule {own.schedule!r} takes no `layers`; leave them out"
+                raise ConfigError(message)
+            parts.stack.set(layers_of_runs=own.layers)
         return parts

@@ -31,7 +31,7 @@ from kanawa.module.context import current_context
 from kanawa.module.detached import run_detached
 
 from kanawa_parallel.pipeline.places import Places
-from kanawa_parallel.pipeline.timetable import Circles, idle_fraction
+from kanawa_parallel.pipeline.timetable import Circles, EarlyBackwards, idle_fraction
 
 _LAYER = "layer"
 
@@ -41,8 +41,9 @@ class PipelinedStack(Stack):
 
     A batch passes in `microbatches` parts, each `rounds` times around the stages: one round is GPipe, more are the
     interleaved schedule (a stage then holds every S-th run of layers; parameters are stored in layer order, so each
-    step first moves them between stages). Any number of layers is spread as evenly as it can be; where that leaves
-    places empty, parameters are stored in S parts of another dimension, and each step moves them to their stages.
+    step first moves them between stages). Any number of layers is spread as evenly as it can be, or as
+    `layers_of_runs` says, S x R numbers in the model's order; where that leaves places empty,
+    parameters are stored in S parts of another dimension, and each step moves them to their stages.
     Caches are stacked too and stay on their stage.
     """
 
@@ -50,13 +51,19 @@ class PipelinedStack(Stack):
     remat: RematPolicy | None
 
     class Config(Stack.Config):
-        PLACEMENT = ("microbatches", "rounds", "remat")
+        PLACEMENT = ("microbatches", "rounds", "layers_of_runs", "remat")
 
         layer: Block.Config = kn.REQUIRED
         microbatches: kn.Size = 1
         rounds: kn.Size = 1
+        layers_of_runs: tuple[int, ...] = ()
         remat: RematPolicy.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(children={"layer": "layers.{}"})
+
+        def places(self, stages: int) -> Places:
+            """Returns where the layers lie on so many stages."""
+            counts = self.layers_of_runs if stages > 1 else ()
+            return Places(self.num_layers, stages, self.rounds, counts)
 
     def setup(self) -> None:
         """Declares the stacked layer, at the path every stack uses."""
@@ -130,7 +137,7 @@ class PipelinedStack(Stack):
     def _pipelined(self, x: Any, sequences: Sequences, stages: int, axes: tuple[str, ...]) -> Any:
         cfg = self.config
         context = current_context()
-        places = Places(cfg.num_layers, stages, cfg.rounds)
+        places = cfg.places(stages)
         circles = Circles(stages, cfg.microbatches, cfg.rounds)
         count, period = circles.microbatches, circles.period
         specs = param_specs(self)[_LAYER]
@@ -142,7 +149,7 @@ class PipelinedStack(Stack):
             # `local` is negative while a stage waits to be filled, and too large when it is through: clipped, its idle
             # ticks compute on something that exists, and `collect_ticks` leaves them out.
             turn = jnp.clip(local // period, 0, places.rounds - 1)
-            held_params, held_state, layers = (_chosen(tree, turn) for tree in (p, s, runs))
+            held_params, held_state, layers = (chosen_round(tree, turn) for tree in (p, s, runs))
             key = None if context.key is None else context.key.fold("microbatch", local % period)
             stage = functools.partial(self.stage, even=places.even)
             args = (y, mine, layers)
@@ -221,7 +228,7 @@ class PipelinedStack(Stack):
     @kn.nowrap
     def idle_share(self, stages: int) -> float:
         """Returns the share of places without work: while the pipeline fills and drains, and where no layer lies."""
-        return idle_fraction(self.config.num_layers, stages, self.config.microbatches, self.config.rounds)
+        return idle_fraction(self.config.places(stages), self.config.microbatches)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
@@ -285,9 +292,9 @@ def pick_microbatch(tree: Any, index: jax.Array) -> Any:
     return jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode="clip"), tree)
 
 
-def _chosen(tree: Any, chunk: jax.Array) -> Any:
-    """Returns the runs of layers of one round."""
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, chunk, keepdims=False), tree)
+def chosen_round(tree: Any, turn: jax.Array) -> Any:
+    """Returns what lies at `turn` of leaves [R, …]: a stage's run of layers of one round."""
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, turn, keepdims=False), tree)
 
 
 def by_stage(tree: Any, places: Places, specs: Mapping[str, Any] | None = None) -> Any:
@@ -349,7 +356,7 @@ def on_stages(x: jax.Array) -> jax.Array:
     return kn.constrain(x, ("stage", "batch", "length", "embed"))
 
 
-def collect_ticks(outputs: Outputs, places: Places, circles: Circles) -> Outputs:
+def collect_ticks(outputs: Outputs, places: Places, circles: Circles | EarlyBackwards) -> Outputs:
     """Returns the outputs of all ticks as those of one pass; what had nothing to do doesn't count.
 
     Each leaf is [ticks, S, k, …]. State is what the last microbatch left, in layer order.

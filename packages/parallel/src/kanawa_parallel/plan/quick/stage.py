@@ -1,7 +1,7 @@
 """A pipeline's step from the program of one stage: one microbatch through its layers, as often as the schedule runs it.
 
 Every schedule is taken at its own best: microbatches follow each other, transfers between stages run beside compute,
-gradients are summed over replicas once a step, beside the last microbatch. Legend: S stages, M microbatches, R rounds.
+gradients are summed over replicas once a step, beside the last microbatch.
 """
 
 import dataclasses
@@ -12,10 +12,12 @@ from kanawa.composition.experiment import Composition
 from kanawa.contracts import DeviceMesh, GradientStrategy
 
 from kanawa_parallel.pipeline.stack import PipelinedStack
+from kanawa_parallel.pipeline.timetable import idle_fraction
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work
 from kanawa_parallel.plan.quick.buffers import Buffer, Memory
 from kanawa_parallel.plan.quick.roofline import Rates, Roofline
 from kanawa_parallel.plan.quick.walk import Walked
+from kanawa_parallel.strategies.pipeline import Pipeline
 
 _STAGE = "stage"
 #: Axes over which a step sums gradients once, whatever its microbatches.
@@ -30,25 +32,22 @@ class OneStage:
     composition: Composition
     stack: str
     stages: int
-    rounds: int
     microbatches: int
     layers: int
+    #: The places of the largest stage: an empty one costs as much as a layer.
+    layers_here: int
     #: Whether a gradient strategy runs the stages: it recomputes them, and saves layers' values of one microbatch.
     recomputes: bool = False
     #: Its share of idle ticks, where layers fill all stages.
     idle_share: float = 0.0
 
+    #: Whether all stages share embedding and head by vocabulary.
+    shares_ends: bool = False
+
     @property
     def idle_ticks(self) -> float:
         """The ticks that a stage waits, in ticks of work."""
-        if self.recomputes:
-            return self.microbatches * self.idle_share / (1 - self.idle_share)
-        return (self.stages - 1) / self.rounds
-
-    @property
-    def layers_here(self) -> int:
-        """The layers of the largest stage."""
-        return -(-self.layers // self.stages)
+        return self.microbatches * self.idle_share / (1 - self.idle_share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +82,17 @@ def one_stage(composition: Composition) -> OneStage | None:
     if shape is None:
         return None
     config = composition.config.clone()
-    config.get(path).set(num_layers=-(-node.num_layers // stages), microbatches=1, rounds=1)
-    microbatches, recomputes, idle = node.microbatches, False, 0.0
+    places = node.places(stages)
+    here = places.per_run * places.rounds
+    config.get(path).set(num_layers=here, microbatches=1, rounds=1, layers_of_runs=())
+    full = node.clone()
+    full.set(num_layers=places.runs, layers_of_runs=())
+    microbatches, recomputes = node.microbatches, False
+    idle = idle_fraction(full.places(stages), microbatches)
     for at, each in composition.config.walk():
         if isinstance(each, GradientStrategy.Config) and (strategy := each.build()).replaces_stack:
             microbatches, recomputes = math.prod(strategy.cuts().values()), True
-            idle = strategy.idle_share(stages, stages)
+            idle = strategy.idle_share(stages, full)
             config.get(at).set(**dict.fromkeys(strategy.cuts(), 1))
     config.set_path(shape.rows_path, shape.rows // microbatches)
     within = {
@@ -109,7 +113,8 @@ def one_stage(composition: Composition) -> OneStage | None:
     config.freeze()
     alone = dataclasses.replace(composition, config=config, target=devices, model=config.model.build())
     name = path.rpartition(".")[2]
-    return OneStage(alone, name, stages, node.rounds, microbatches, node.num_layers, recomputes, idle)
+    shared = any(isinstance(s, Pipeline.Config) and s.split_vocab for s in config.execution.strategies)
+    return OneStage(alone, name, stages, microbatches, node.num_layers, here, recomputes, idle, shared)
 
 
 def pipeline_times(stage: OneStage, walked: Walked, memory: Memory, rates: Rates) -> PipelineTimes:
@@ -120,10 +125,12 @@ def pipeline_times(stage: OneStage, walked: Walked, memory: Memory, rates: Rates
     tick, ends, once = Seconds(), Seconds(), Seconds()
     for path, seconds in apart.by_path:
         (tick if re.search(rf"\b{stage.stack}\b", path) else ends if re.search(r"[a-z]", path) else once).add(seconds)
-    # Where layers don't divide, the stages with fewer of them hold the embedding and the head.
+    # Where stages don't share embedding and head and layers don't divide, the stages with fewer of them hold both.
     even = stage.layers % stage.stages == 0
     share = (stage.layers * tick.total / stage.layers_here + ends.total) / stage.stages
     a_microbatch = tick.total + ends.total if even else max(tick.total, share)
+    if stage.shares_ends:
+        a_microbatch = tick.total + ends.total / stage.stages
     runs = stage.microbatches + stage.idle_ticks
     total = Seconds()
     total.add(tick, runs)

@@ -10,7 +10,7 @@ from kanawa.contracts import Program
 from kanawa.kernels.choice import KernelChoice
 from kanawa.plugins import DeviceSpec
 
-from kanawa_parallel.passes import idle_share
+from kanawa_parallel.passes import idle_share, layers_of_stages
 from kanawa_parallel.plan.cost.calibration import Choice, published_step
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
 from kanawa_parallel.plan.memory import arguments
@@ -82,6 +82,7 @@ def assemble(
         step_seconds_by=_parts(counts.seconds, _idle_share(prepared, program)) if fits else {},
         published_seconds=known.seconds if known else None,
         mesh=request.mesh,
+        layers_of_stages=layers_of_stages(prepared.workload.model, request.mesh.get("stage", 1)),
         kernels=[each.as_json() for each in counts.kernels],
         communication=_traffic(counts.sent),
         modules=_modules(request.paths, counts),

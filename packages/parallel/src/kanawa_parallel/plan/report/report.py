@@ -97,6 +97,8 @@ class Report:
     note: str = ""
     quick: bool = False
     held: tuple[HeldRow, ...] = ()
+    #: Of a pipeline: the layers of each stage.
+    layers_of_stages: tuple[int, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
     #: Of a decoding step: what the target has room for, a `Room`.
     serving: dict[str, Any] | None = None
@@ -158,6 +160,7 @@ class Report:
         values = {name: value for name, value in plan.items() if name in fields}
         values["communication"] = [Traffic(**row) for row in plan["communication"]]
         values["modules"] = [ModuleRow(**row) for row in plan["modules"]]
+        values["layers_of_stages"] = tuple(plan.get("layers_of_stages", ()))
         values["held"] = tuple(HeldRow(**row) for row in plan.get("held", ()))
         values["suggestions"] = tuple(Suggestion(**row) for row in plan["suggestions"])
         return cls(**values)

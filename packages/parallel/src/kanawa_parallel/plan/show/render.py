@@ -1,5 +1,6 @@
 """A plan as text for a person."""
 
+import itertools
 import math
 import shutil
 import sys
@@ -87,6 +88,10 @@ def _verdict(r: Report) -> str:
         f"{format_bytes(r.memory_limit_bytes)} a device, "
         f"{format_bytes(abs(margin))} {'free' if margin >= 0 else 'too much'}",
     ]
+    if r.layers_of_stages:
+        alike = ((layers, len(list(same))) for layers, same in itertools.groupby(r.layers_of_stages))
+        held = ", ".join(f"{count} x {layers}" if count > 1 else f"{layers}" for layers, count in alike)
+        lines.append(f"  layers of the {len(r.layers_of_stages)} stages: {held}")
     if not r.fits:
         lines.append("  no step time: a program that doesn't fit never runs")
     between = r.step_seconds_between
