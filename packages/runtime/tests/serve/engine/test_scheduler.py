@@ -244,3 +244,49 @@ def test_clients_have_shares_by_their_weights():
     assert running == {"heavy": 3, "light": 1}
     finished_in_order(work)
     work.pool.check_counts()
+
+
+def test_short_prompts_go_before_a_long_one_and_no_more_of_them_than_it_has_pages():
+    work = scheduler(pages=64, sequences=4, budget=8)
+    work.add(sequence(0, 12, new=1))
+    for number in range(1, 9):
+        work.add(sequence(number, 2, new=1, start=50 * number))
+    # Three pages: the first three of the short ones pass it.
+    assert finished_in_order(work)[:4] == [1, 2, 3, 0]
+
+
+def test_what_was_preempted_lets_none_go_first():
+    work = scheduler(pages=64, sequences=2)
+    first = sequence(0, 12, new=8)
+    work.add(first)
+    take(work, work.schedule(settled=True))
+    work._preempt(first)
+    work.add(sequence(1, 2, new=1, start=50))
+    assert [chunk.sequence for chunk in work.schedule(settled=True).chunks][0] is first
+
+
+def test_prompts_come_alone_while_most_wait_for_them_but_for_every_fourth_step():
+    work = scheduler(pages=64, sequences=8, budget=9)
+    work.add(sequence(0, 3, new=30))
+    take(work, work.schedule(settled=True))
+    for number in range(1, 8):
+        work.add(sequence(number, 8, new=1, start=50 * number))
+    decoded, prompts = [], []
+    for _ in range(7):
+        batch = work.schedule(settled=True)
+        decoded.append(len(batch.decode))
+        prompts.append(len(batch.chunks))
+        take(work, batch)
+    # The last one has as many that decode as prompts.
+    assert decoded == [0, 0, 0, 1, 0, 0, 1]
+    assert all(prompts)
+
+
+def test_decoding_goes_on_where_no_prompt_has_room():
+    work = scheduler(pages=8, sequences=8)
+    work.add(sequence(0, 15, new=12))
+    take(work, work.schedule(settled=True))
+    for number in (1, 2, 3):
+        work.add(sequence(number, 20, new=1, start=50 * number))
+    batch = work.schedule(settled=True)
+    assert (len(batch.decode), batch.chunks) == (1, [])
