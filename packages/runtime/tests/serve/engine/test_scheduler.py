@@ -14,10 +14,11 @@ from kanawa_runtime.serve.engine.sequence import Sequence
 PAGE, LENGTH = 4, 32
 
 
-def scheduler(pages=16, sequences=3, budget=16, fused=1, short=None):
+def scheduler(pages=16, sequences=3, budget=16, fused=1, short=None, chunks=None):
     return Scheduler(
         max_sequences=sequences, max_length=LENGTH, page_size=PAGE, pool=PagePool(pages), budget=budget, chunk=8,
         fused_steps=fused, prefill_sizes=(4, 8), reuses_prefixes=True, has_pages=True, short_budget=short,
+        most_chunks=chunks,
     )  # fmt: skip
 
 
@@ -290,3 +291,15 @@ def test_decoding_goes_on_where_no_prompt_has_room():
         work.add(sequence(number, 20, new=1, start=50 * number))
     batch = work.schedule(settled=True)
     assert (len(batch.decode), batch.chunks) == (1, [])
+
+
+def test_a_step_has_no_more_chunks_than_its_largest_program():
+    work = scheduler(pages=64, sequences=8, budget=64, chunks=3)
+    for number in range(5):
+        work.add(sequence(number, 10, new=1, start=50 * number))
+    seen = []
+    for _ in range(4):
+        batch = work.schedule(settled=True)
+        seen.append([(int(chunk.sequence.request.id), chunk.count) for chunk in batch.chunks])
+        take(work, batch)
+    assert seen == [[(0, 8), (0, 2), (1, 8)], [(1, 2), (2, 8), (2, 2)], [(3, 8), (3, 2), (4, 8)], [(4, 2)]]

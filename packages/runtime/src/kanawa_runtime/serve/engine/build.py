@@ -89,6 +89,7 @@ def build_core(
         has_pages=paged.has_pages,
         guess=None if speculator is None else speculator.guess,
         in_tiles=shapes.in_tiles,
+        most_chunks=shapes.prefill_rows[-1] if shapes.in_tiles else None,
         whole_pictures=tower is not None and tower.tokens.both_ways,
         short_budget=(
             shapes.prefill_rows[0] * shapes.prefill_sizes[0] if shapes.in_tiles else config.max_batched_tokens // 4

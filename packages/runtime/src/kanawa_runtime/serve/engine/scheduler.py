@@ -70,12 +70,13 @@ class Scheduler:
         self, *, max_sequences: int, max_length: int, page_size: int, pool: PagePool, budget: int, chunk: int,
         fused_steps: int, prefill_sizes: tuple[int, ...], reuses_prefixes: bool, has_pages: bool,
         guess: Guess | None = None, in_tiles: bool = False, short_budget: int | None = None,
-        whole_pictures: bool = False,
+        whole_pictures: bool = False, most_chunks: int | None = None,
     ) -> None:  # fmt: skip
         """With `in_tiles`, several chunks of one prompt may be rows of one program.
 
         With `whole_pictures` the tokens of a picture are in one chunk, which may be larger than the budget.
-        `short_budget` are the tokens of prompts in a step while one client floods the engine.
+        `short_budget` are the tokens of prompts in a step while one client floods the engine, and `most_chunks` the
+        chunks of the largest program: a few more would take another, mostly empty one.
         """
         self.pool, self.page_size = pool, page_size
         self.running: list[Sequence] = []
@@ -102,6 +103,7 @@ class Scheduler:
         self.fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
         self._guess, self._in_tiles, self._short_budget = guess, in_tiles, short_budget or budget
+        self._most_chunks = most_chunks
         self._whole_pictures = whole_pictures
         self.width = -(-max_length // page_size) if has_pages else 1
         # A line a slot, always current, so that a step's rows are one copy out of it. The last is for padding rows.
@@ -275,7 +277,7 @@ class Scheduler:
             client = waiting.request.client
             room = min(budget, left[client])
             has_room = waiting.remote_prefill is not None or room >= min(self.page_size, len(waiting.tokens))
-            if not (has_room and self._admit(waiting)):
+            if not (has_room and self._has_chunks_left(batch) and self._admit(waiting)):
                 barred.add(client)
                 continue
             self._drop_waiting(waiting)
@@ -286,10 +288,13 @@ class Scheduler:
                 batch.remote.append(waiting)
             schedule_chunks(waiting)
 
+    def _has_chunks_left(self, batch: StepBatch) -> bool:
+        return self._most_chunks is None or len(batch.chunks) < self._most_chunks
+
     def _schedule_chunks(self, sequence: Sequence, batch: StepBatch, budget: int) -> int:
         """Adds chunks of a prompt within the budget; returns what is left of it."""
         start = sequence.computed
-        while start < sequence.target and budget > 0:
+        while start < sequence.target and budget > 0 and self._has_chunks_left(batch):
             rest = sequence.target - start
             # Chunks but the last end where pages do, so that every one begins there.
             most = min(self._chunk, budget, rest)
