@@ -60,7 +60,7 @@ class Scheduler:
 
     Decodes come first, then prompts that were begun, then new ones while slots, pages and the step's token budget
     last. While more sequences wait for their first token than decode, most steps are of prompts alone. A new prompt
-    lets as many later, shorter ones go first as it has pages, `max_sequences` at most: none waits for ever. When pages
+    lets fewer later, shorter ones go first than it has pages, and than `max_sequences`: none waits for ever. When pages
     run out, the sequence that is last in order is preempted; its tokens are computed again later.
     Several clients have shares of slots, pages and budget by their weights: the one with the fewest running sequences
     by its weight is next, and where it finds no room, one of the client with the most is preempted.
@@ -97,7 +97,7 @@ class Scheduler:
         self._slots = list(range(max_sequences - 1, -1, -1))
         #: By how many places at most a long prompt lets later ones go first.
         self._most_overtaking = max_sequences
-        #: Steps since the last one that decoded.
+        #: Steps in a row that have left decoding out.
         self._without_decoding = 0
         self._max_length, self._budget, self._chunk = max_length, budget, chunk
         self.fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
@@ -177,7 +177,8 @@ class Scheduler:
         if prompts_alone and not batch.chunks:
             # Pages are short: decoding frees them.
             self._schedule_decodes(batch, may_fuse=False, settled=settled)
-        self._without_decoding = 0 if batch.decode or batch.verify else self._without_decoding + 1
+        left_out = prompts_alone and not (batch.decode or batch.verify)
+        self._without_decoding = self._without_decoding + 1 if left_out else 0
         return batch
 
     def _schedule_decodes(self, batch: StepBatch, *, may_fuse: bool, settled: bool) -> None:
