@@ -21,6 +21,22 @@ from typing import Any
 
 from serving import WRITE_MODEL, write
 
+#: Pairs of ASCII's letters up to the vocabulary of the model: servers take texts too, and want a tokenizer.
+WRITE_TOKENIZER = """
+import json, sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+special = ["<pad>", "<s>", "</s>"]
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+pairs = [(a, b) for a in letters for b in letters if a.isascii() and b.isascii()][: 8192 - len(special) - len(letters)]
+vocab = {text: index for index, text in enumerate([*special, *letters, *(a + b for a, b in pairs)])}
+tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+tokenizer.decoder = decoders.ByteLevel()
+tokenizer.add_special_tokens(special)
+tokenizer.save(sys.argv[1] + "/tokenizer.json")
+config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+open(sys.argv[1] + "/tokenizer_config.json", "w").write(json.dumps(config))
+"""
 SHOWN = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "output_throughput")
 KANAWA = Path(sys.executable).with_name("kanawa")
 BENCH = ("--dataset-name", "sharegpt", "--vocab-size", "8192", "--json")
@@ -79,6 +95,8 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.folder / "config.json").is_file():
         subprocess.run([args.other or sys.executable, "-c", WRITE_MODEL, str(args.folder)], check=True)
+    if not (args.folder / "tokenizer.json").is_file():
+        subprocess.run([args.other or sys.executable, "-c", WRITE_TOKENIZER, str(args.folder)], check=True)
     ports = [str(args.port), str(args.port + 1)]
     settings = [part for one in args.set for part in ("--set", one)]
     ours = ["serve", str(args.folder), "--modify", f"compute:dtype={args.dtype}"]

@@ -14,10 +14,11 @@ from kanawa_runtime.serve.engine.sequence import Sequence
 PAGE, LENGTH = 4, 32
 
 
-def scheduler(pages=16, sequences=3, budget=16, fused=1, short=None):
+def scheduler(pages=16, sequences=3, budget=16, fused=1, short=None, chunks=None):
     return Scheduler(
         max_sequences=sequences, max_length=LENGTH, page_size=PAGE, pool=PagePool(pages), budget=budget, chunk=8,
         fused_steps=fused, prefill_sizes=(4, 8), reuses_prefixes=True, has_pages=True, short_budget=short,
+        most_chunks=chunks,
     )  # fmt: skip
 
 
@@ -244,3 +245,61 @@ def test_clients_have_shares_by_their_weights():
     assert running == {"heavy": 3, "light": 1}
     finished_in_order(work)
     work.pool.check_counts()
+
+
+def test_short_prompts_go_before_a_long_one_and_fewer_of_them_than_it_has_pages():
+    work = scheduler(pages=64, sequences=4, budget=8)
+    work.add(sequence(0, 12, new=1))
+    for number in range(1, 9):
+        work.add(sequence(number, 2, new=1, start=50 * number))
+    # It has three pages.
+    assert finished_in_order(work)[:4] == [1, 2, 0, 3]
+
+
+def test_what_was_preempted_lets_none_go_first():
+    work = scheduler(pages=64, sequences=2)
+    first = sequence(0, 12, new=8)
+    work.add(first)
+    take(work, work.schedule(settled=True))
+    work._preempt(first)
+    work.add(sequence(1, 2, new=1, start=50))
+    assert [chunk.sequence for chunk in work.schedule(settled=True).chunks][0] is first
+
+
+def test_prompts_come_alone_while_most_wait_for_them_but_for_every_fourth_step():
+    work = scheduler(pages=64, sequences=8, budget=9)
+    work.add(sequence(0, 3, new=30))
+    take(work, work.schedule(settled=True))
+    for number in range(1, 8):
+        work.add(sequence(number, 8, new=1, start=50 * number))
+    decoded, prompts = [], []
+    for _ in range(7):
+        batch = work.schedule(settled=True)
+        decoded.append(len(batch.decode))
+        prompts.append(len(batch.chunks))
+        take(work, batch)
+    # The last one has as many that decode as prompts.
+    assert decoded == [0, 0, 0, 1, 0, 0, 1]
+    assert all(prompts)
+
+
+def test_decoding_goes_on_where_no_prompt_has_room():
+    work = scheduler(pages=8, sequences=8)
+    work.add(sequence(0, 15, new=12))
+    take(work, work.schedule(settled=True))
+    for number in (1, 2, 3):
+        work.add(sequence(number, 20, new=1, start=50 * number))
+    batch = work.schedule(settled=True)
+    assert (len(batch.decode), batch.chunks) == (1, [])
+
+
+def test_a_step_has_no_more_chunks_than_its_largest_program():
+    work = scheduler(pages=64, sequences=8, budget=64, chunks=3)
+    for number in range(5):
+        work.add(sequence(number, 10, new=1, start=50 * number))
+    seen = []
+    for _ in range(4):
+        batch = work.schedule(settled=True)
+        seen.append([(int(chunk.sequence.request.id), chunk.count) for chunk in batch.chunks])
+        take(work, batch)
+    assert seen == [[(0, 8), (0, 2), (1, 8)], [(1, 2), (2, 8), (2, 2)], [(3, 8), (3, 2), (4, 8)], [(4, 2)]]

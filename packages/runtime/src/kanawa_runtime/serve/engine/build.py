@@ -90,6 +90,7 @@ def build_core(
         guess=None if speculator is None else speculator.guess,
         in_tiles=shapes.in_tiles,
         fuses_draws=config.draws_only,
+        most_chunks=shapes.prefill_rows[-1] if shapes.in_tiles else None,
         whole_pictures=tower is not None and tower.tokens.both_ways,
         short_budget=(
             shapes.prefill_rows[0] * shapes.prefill_sizes[0] if shapes.in_tiles else config.max_batched_tokens // 4

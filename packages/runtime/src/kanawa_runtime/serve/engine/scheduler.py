@@ -19,6 +19,8 @@ from kanawa_runtime.serve.engine.rows import GENERATED, LENGTH, LOGPROBS, NUM_TO
 from kanawa_runtime.serve.engine.sequence import Sequence
 from kanawa_runtime.serve.engine.shapes import Shapes, smallest_holding
 
+#: Steps in a row that may leave decoding out for prompts.
+_MOST_WITHOUT_DECODING = 3
 #: How long after a request another one of its client is reckoned with.
 _RECENT_SECONDS = 10.0
 #: Returns guesses of the tokens that follow a sequence, at most so many.
@@ -57,7 +59,9 @@ class Scheduler:
     """Waiting and running sequences, their slots and pages.
 
     Decodes come first, then prompts that were begun, then new ones while slots, pages and the step's token budget
-    last. When pages run out, the sequence that is last in order is preempted; its tokens are computed again later.
+    last. While more sequences wait for their first token than decode, most steps are of prompts alone. A new prompt
+    lets fewer later, shorter ones go first than it has pages, and than `max_sequences`: none waits for ever. When pages
+    run out, the sequence that is last in order is preempted; its tokens are computed again later.
     Several clients have shares of slots, pages and budget by their weights: the one with the fewest running sequences
     by its weight is next, and where it finds no room, one of the client with the most is preempted.
     """
@@ -66,12 +70,13 @@ class Scheduler:
         self, *, max_sequences: int, max_length: int, page_size: int, pool: PagePool, budget: int, chunk: int,
         fused_steps: int, prefill_sizes: tuple[int, ...], reuses_prefixes: bool, has_pages: bool,
         guess: Guess | None = None, in_tiles: bool = False, short_budget: int | None = None,
-        whole_pictures: bool = False, fuses_draws: bool = False,
+        whole_pictures: bool = False, fuses_draws: bool = False, most_chunks: int | None = None,
     ) -> None:  # fmt: skip
         """With `in_tiles`, several chunks of one prompt may be rows of one program.
 
         With `whole_pictures` the tokens of a picture are in one chunk, which may be larger than the budget.
-        `short_budget` are the tokens of prompts in a step while one client floods the engine.
+        `short_budget` are the tokens of prompts in a step while one client floods the engine, and `most_chunks` the
+        chunks of the largest program: a few more would take another, mostly empty one.
         """
         self.pool, self.page_size = pool, page_size
         self.running: list[Sequence] = []
@@ -80,7 +85,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []
         #: How many sequences each client has here.
         self._clients: collections.Counter[str] = collections.Counter()
         self._weights: dict[str, int] = {}
@@ -90,10 +95,15 @@ class Scheduler:
         self._turns: dict[str, int] = {}
         self._admissions = 0
         self._slots = list(range(max_sequences - 1, -1, -1))
+        #: By how many places at most a long prompt lets later ones go first.
+        self._most_overtaking = max_sequences
+        #: Steps in a row that have left decoding out.
+        self._without_decoding = 0
         self._max_length, self._budget, self._chunk = max_length, budget, chunk
         self.fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
         self._guess, self._in_tiles, self._short_budget = guess, in_tiles, short_budget or budget
+        self._most_chunks = most_chunks
         self._whole_pictures = whole_pictures
         #: What sequences may need whose tokens are decoded several a step.
         self._fusable = RANDOM | LOGPROBS if fuses_draws else 0
@@ -112,7 +122,21 @@ class Scheduler:
         self._clients[sequence.request.client] += 1
         self._last_sent[sequence.request.client] = time.monotonic()
         self._weights[sequence.request.client] = sequence.request.weight
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        self._push_waiting(sequence)
+
+    def _push_waiting(self, sequence: Sequence) -> None:
+        heapq.heappush(self._waiting, (self._turn(sequence), sequence))
+
+    def _drop_waiting(self, sequence: Sequence) -> None:
+        self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
+        heapq.heapify(self._waiting)
+
+    def _turn(self, sequence: Sequence) -> tuple[int, int, int]:
+        """Returns what a waiting sequence is admitted by, lowest first: by arrivals alone, never by the clock."""
+        # One that was preempted has let others go first.
+        is_new = sequence.scheduled_at is None
+        places = min(sequence.prompt_length // self.page_size, self._most_overtaking) if is_new else 0
+        return sequence.request.priority, sequence.arrival + places, sequence.arrival
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence that is waiting or running, and frees its slot and pages."""
@@ -125,8 +149,7 @@ class Scheduler:
         if sequence.slot >= 0:
             self._free_slot(sequence)
         else:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
-            heapq.heapify(self._waiting)
+            self._drop_waiting(sequence)
 
     def hold_pages(self, sequence: Sequence) -> None:
         """Holds the pages of a sequence that is about to be removed, until `free_held_pages`."""
@@ -145,12 +168,27 @@ class Scheduler:
         self._make_room(batch, settled=settled)
         if batch.is_starved:
             return batch
+        flooded = self._is_flooded()
+        prompts_alone = not flooded and self._serves_prompts_alone()
+        if not prompts_alone:
+            self._schedule_decodes(batch, may_fuse=not flooded, settled=settled)
+        if not batch.is_starved:
+            spent = len(batch.decode) + sum(1 + len(guesses) for _, guesses in batch.verify)
+            budget = self._budget - spent
+            self._schedule_prompts(batch, min(budget, self._short_budget) if flooded else budget)
+        if prompts_alone and not batch.chunks:
+            # Pages are short: decoding frees them.
+            self._schedule_decodes(batch, may_fuse=False, settled=settled)
+        left_out = prompts_alone and not (batch.decode or batch.verify)
+        self._without_decoding = self._without_decoding + 1 if left_out else 0
+        return batch
+
+    def _schedule_decodes(self, batch: StepBatch, *, may_fuse: bool, settled: bool) -> None:
         # A sequence that waits for a slot waits until another ends, so fused steps delay none.
         alone = not (self._waiting and self._slots) and all(
             s.is_prefilled and not s.flags & ~self._fusable for s in self.running
         )
-        flooded = self._is_flooded()
-        batch.steps = self.fused_steps if alone and not flooded else 1
+        batch.steps = self.fused_steps if alone and may_fuse else 1
         if self._waiting and self._fusable:
             # Slots of those that end within a step are empty until it has ended.
             batch.steps = -(-batch.steps // 4)
@@ -167,11 +205,12 @@ class Scheduler:
             # None are left while its last token is being computed.
             if count > 0 and self._allocate(sequence, sequence.computed + count, batch, settled=settled):
                 batch.decode.append((sequence, count))
-        if not batch.is_starved:
-            spent = len(batch.decode) + sum(1 + len(guesses) for _, guesses in batch.verify)
-            budget = self._budget - spent
-            self._schedule_prompts(batch, min(budget, self._short_budget) if flooded else budget)
-        return batch
+
+    def _serves_prompts_alone(self) -> bool:
+        """Returns whether this step may leave decoding out: more sequences wait for their first token than decode."""
+        decoding = sum(sequence.is_prefilled for sequence in self.running)
+        prompts = len(self.running) - decoding + min(len(self._waiting), len(self._slots))
+        return 0 < decoding < prompts and self._without_decoding < _MOST_WITHOUT_DECODING
 
     def _is_flooded(self) -> bool:
         """Returns whether one client has most of all sequences, and others may send one soon: steps are short then.
@@ -195,7 +234,7 @@ class Scheduler:
         running = collections.Counter(s.request.client for s in self.running)
         others = [entry for entry in self._waiting if entry[1].request.client not in barred]
 
-        def turn(entry: tuple[tuple[int, int], Sequence]) -> tuple[int, float, int, tuple[int, int]]:
+        def turn(entry: tuple[tuple[int, int, int], Sequence]) -> tuple[int, float, int, tuple[int, int, int]]:
             request = entry[1].request
             held = running[request.client] / self._weights[request.client]
             return request.priority, held, self._turns.get(request.client, -1), entry[0]
@@ -246,11 +285,10 @@ class Scheduler:
             client = waiting.request.client
             room = min(budget, left[client])
             has_room = waiting.remote_prefill is not None or room >= min(self.page_size, len(waiting.tokens))
-            if not (has_room and self._admit(waiting)):
+            if not (has_room and self._has_chunks_left(batch) and self._admit(waiting)):
                 barred.add(client)
                 continue
-            self._waiting.remove((waiting.order, waiting))
-            heapq.heapify(self._waiting)
+            self._drop_waiting(waiting)
             self._admissions += 1
             self._turns[client] = self._admissions
             bisect.insort(self.running, waiting, key=lambda s: s.order)
@@ -258,10 +296,13 @@ class Scheduler:
                 batch.remote.append(waiting)
             schedule_chunks(waiting)
 
+    def _has_chunks_left(self, batch: StepBatch) -> bool:
+        return self._most_chunks is None or len(batch.chunks) < self._most_chunks
+
     def _schedule_chunks(self, sequence: Sequence, batch: StepBatch, budget: int) -> int:
         """Adds chunks of a prompt within the budget; returns what is left of it."""
         start = sequence.computed
-        while start < sequence.target and budget > 0:
+        while start < sequence.target and budget > 0 and self._has_chunks_left(batch):
             rest = sequence.target - start
             # Chunks but the last end where pages do, so that every one begins there.
             most = min(self._chunk, budget, rest)
@@ -353,7 +394,7 @@ class Scheduler:
         sequence.computed = sequence.target = sequence.num_cached_pages = 0
         sequence.remote_prefill = None
         self.preemptions += 1
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        self._push_waiting(sequence)
 
     def cache_full_pages(self, sequence: Sequence) -> None:
         """Records the content of the pages that the sequence has filled, for other sequences to share."""
