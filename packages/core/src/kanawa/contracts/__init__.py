@@ -43,6 +43,8 @@ from kanawa.contracts.optimizer import ScheduleFactory as ScheduleFactory
 from kanawa.contracts.pictures import Made as Made
 from kanawa.contracts.pictures import MakesPictures as MakesPictures
 from kanawa.contracts.pictures import Sampler as Sampler
+from kanawa.contracts.pretrained import Pretrained as Pretrained
+from kanawa.contracts.pretrained import pretrained_parts as pretrained_parts
 from kanawa.contracts.program import Environment as Environment
 from kanawa.contracts.program import Lowered as Lowered
 from kanawa.contracts.program import Program as Program

@@ -149,8 +149,20 @@ class TextTower(kn.Module):
 
     def forward(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B D"]:
         """Returns the projected vectors; padding after the text is read as the released models read it."""
+        return self._vector(self._stream(input_ids), input_ids)
+
+    def states_and_vector(self, input_ids: Int[Array, "B T"]) -> tuple[Float[Array, "B T E"], Float[Array, "B D"]]:
+        """Returns each token's state after the last norm, and the projected vectors."""
+        x = self._stream(input_ids)
+        with kn.call_name("states"):
+            return self.norm(x), self._vector(x, input_ids)
+
+    def _stream(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         x = self.embedding(input_ids) + self.positions(jnp.arange(input_ids.shape[1], dtype=jnp.int32)[None])
         x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), Sequences())
+        return x
+
+    def _vector(self, x: Float[Array, "B T E"], input_ids: Int[Array, "B T"]) -> Float[Array, "B D"]:
         if self.config.end_id is None:
             x = x[:, -1]
         else:

@@ -9,7 +9,7 @@ from kanawa.contracts import CausalLM, DataSource, Environment, MakesPictures
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.generate import Generator, SamplingConfig
 from kanawa_runtime.serve.growing_text import text_after
-from kanawa_runtime.serve.pictures.samples import PictureSampler
+from kanawa_runtime.serve.pictures.samples import PictureSampler, subjects_of
 from kanawa_runtime.serve.unmasking import Unmasker, generator_of, prompt_to_fill_after
 
 logger = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ def sampler_of(
     In a gang every process would have to decode too, and one that failed would block the others.
     """
     if isinstance(model, MakesPictures) and jax.process_count() == 1:
-        made = type(model).made_by(model.config)
-        return None if made.is_latent or made.prompt_length is not None else PictureSampler(model, environment)
+        subjects = subjects_of(type(model).made_by(model.config), source)
+        return PictureSampler(model, environment, subjects) if subjects else None
     tokenizer = source.tokenizer if prompt else None
     if not isinstance(tokenizer, Tokenizer) or not isinstance(model, CausalLM) or jax.process_count() > 1:
         return None
