@@ -75,7 +75,7 @@ def test_what_is_no_wish_is_refused_with_what_is(run, tmp_path, capsys):
     opened = kn.open(run)
     with pytest.raises(UsageError, match="makes pictures of texts; say of which"):
         opened.pictures()
-    with pytest.raises(UsageError, match=f"the text has 15 tokens, and the model reads {LENGTH}; shorten it"):
+    with pytest.raises(UsageError, match=f"the text has 16 tokens, and the model reads {LENGTH}; shorten it"):
         opened.pictures("a large circle")
     both = ["generate", str(run), "a", "--label", "b", "--pictures-to", str(tmp_path / "x")]
     assert main(both) == 2

@@ -61,6 +61,7 @@ from kanawa.contracts.roles import Norm as Norm
 from kanawa.contracts.roles import PictureTokens as PictureTokens
 from kanawa.contracts.roles import Positions as Positions
 from kanawa.contracts.roles import ReadsPictures as ReadsPictures
+from kanawa.contracts.roles import Recognises as Recognises
 from kanawa.contracts.roles import RematPolicy as RematPolicy
 from kanawa.contracts.roles import RepresentsText as RepresentsText
 from kanawa.contracts.roles import SequenceMixer as SequenceMixer

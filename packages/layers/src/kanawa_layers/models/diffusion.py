@@ -82,8 +82,8 @@ class DiffusionModel(MakesPictures):
         """Returns what the network makes, as pictures where there is an autoencoder, and of texts by an encoder."""
         made = _made_by_network(cfg)._replace(num_labels=cfg.num_classes, label_names=cfg.class_names)
         if cfg.encoder is not None:
-            ids = {"prompt_length": cfg.encoder.length, "vocab_size": cfg.encoder.vocab_size}
-            made = made._replace(**ids, reads_states=False)
+            length, ids = cfg.encoder.length, cfg.encoder.vocab_size
+            made = made._replace(prompt_length=length, vocab_size=ids, reads_states=False)
         if cfg.autoencoder is None:
             return made
         kind: Any = cfg.autoencoder._target

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Bool, Float, Int, Num
 from kanawa.arrays.init import Constant
-from kanawa.contracts import DataSource, FeedForward, ImageTextBatch, Model, Norm, Sequences, Stack
+from kanawa.contracts import DataSource, FeedForward, ImageTextBatch, Norm, Recognises, Sequences, Stack
 
 from kanawa_layers.attention.cross import CrossAttention
 from kanawa_layers.basic.embedding import Embedding
@@ -176,7 +176,7 @@ class TextTower(kn.Module):
         return self.stack.flops_per_token(length) * length + self.projection.flops_per_token(1)
 
 
-class TwoTowers(Model):
+class TwoTowers(Recognises):
     """Learns from an ImageTextBatch which text belongs to which image. `pooling` None takes the class token."""
 
     batch = ImageTextBatch
@@ -187,7 +187,7 @@ class TwoTowers(Model):
     text: TextTower
     loss: ContrastiveLoss
 
-    class Config(Model.Config):
+    class Config(Recognises.Config):
         input_dim: kn.Size = kn.REQUIRED
         output_dim: kn.Size = kn.REQUIRED
         image: VisionTransformer.Config = kn.REQUIRED
@@ -249,6 +249,11 @@ class TwoTowers(Model):
     def predict(self, input_ids: Int[Array, "M T"], images: Num[Array, "N H W C"]) -> Float[Array, "N M"]:
         """Returns the fp32 score of each image with each text: zero-shot labels are the best text of each image."""
         return self.loss.scores(self.embed_images(images) @ self.embed_texts(input_ids).T)
+
+    def recognise(self, batch: ImageTextBatch) -> Int[Array, " B"]:
+        """Returns the nearest labels; without labels, the nearest texts of the batch."""
+        texts = self.embed_texts(batch.input_ids) if batch.label_ids is None else self._of_labels(batch.label_ids)
+        return jnp.argmax(self.embed_images(batch.images) @ texts.T, axis=1)
 
     def forward(self, batch: ImageTextBatch) -> None:
         """Adds the mean loss of the pairs."""

@@ -40,7 +40,7 @@ def generate_pictures(args: argparse.Namespace) -> int:
     """Writes the pictures; returns 0. Raises UsageError for a folder that holds some already."""
     import kanawa as kn
 
-        from kanawa_runtime.runs.media import png_bytes
+    from kanawa_runtime.runs.media import png_bytes
     from kanawa_runtime.serve.pictures.maker import GUIDANCE
 
     text = next((name for name in _OF_TEXT if getattr(args, name)), None)
