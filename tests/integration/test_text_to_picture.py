@@ -137,3 +137,29 @@ def test_a_frozen_encoder_of_a_folder_travels_with_the_run(folders, kind, tmp_pa
         np.testing.assert_array_equal(leaf, stored[part + name.removeprefix(top)], err_msg=name)
     (picture,) = kn.open(run).pictures("a red star", seed=1)
     assert picture.pixels.shape == (8, 8, 3)
+    check_export(run, tmp_path / "hf")
+
+
+def test_an_encoder_that_learned_along_travels_with_the_export(run, tmp_path):
+    check_export(run, tmp_path / "hf")
+
+
+def check_export(run, folder):
+    """Exports a run for `diffusers`, and reads it again: with its encoder, its numbers and its tokenizer."""
+    assert main(["convert", "to-hf", str(run), str(folder)]) == 0
+    config = json.loads((folder / "config.json").read_text())
+    assert config["_class_name"] == "SD3Transformer2DModel" and config["text_encoder"]["length"] == LENGTH
+    opened, again = kn.open(run), kn.open(folder)
+    ours, theirs = flatten_paths(opened.params), flatten_paths(again.params)
+    assert ours.keys() == theirs.keys()
+    for name, leaf in ours.items():
+        np.testing.assert_array_equal(theirs[name], leaf, err_msg=name)
+    plain = type(opened.model.config.encoder)
+    assert type(again.model.config.encoder) is plain
+    read, expected = (
+        kn.functional(one.model.encoder)(one.params["encoder"], {}, np.array([[97, 98, 258] + [-1] * (LENGTH - 3)]))[0]
+        for one in (again, opened)
+    )
+    for one, other in zip(read, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert again.pictures("a star", steps=2)[0].pixels.shape == (8, 8, 3)
