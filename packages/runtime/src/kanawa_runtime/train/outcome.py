@@ -88,7 +88,8 @@ def ending(
         if source.tokenizer is not None:
             asked = f"--prompt {shlex.quote(prompt or 'Once upon a time')}"
         if draws:
-            text = source.shown(source.row(0)).text if source.tokenizer is not None else ""
+            example = source.shown(source.row(0)) if source.tokenizer is not None else None
+            text = "" if example is None else example.text
             asked = f"{shlex.quote(prompt or text)} --pictures-to pictures/" if text else "--pictures-to pictures/"
         following = [f"kanawa generate {run} {asked}"] if generates or draws else []
         following += [f"kanawa eval {run}"] if source.held_out() is not None else []

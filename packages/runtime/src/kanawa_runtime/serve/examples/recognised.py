@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import kanawa as kn
 import numpy as np
-from kanawa.contracts import DataSource, Environment
+from kanawa.contracts import DataSource, Environment, Shown
 
 from kanawa_runtime.runs.media import Medium, png
 from kanawa_runtime.serve.examples.sampler import MediaSampler, batch_of, first_rows, reduced
@@ -33,7 +33,7 @@ class RecognitionSampler(MediaSampler):
             return []
         with self._environment.active():
             picked = np.asarray(self._recognise(params, state, batch_of(self._source, self._rows)))
-        shown = [self._source.shown(row) for row in self._rows]
+        shown = [self._source.shown(row) or Shown("") for row in self._rows]
         labels = "target_ids" in self._rows[0]
         own = [int(row["target_ids"]) for row in self._rows] if labels else list(range(len(shown)))
         names = list(self._source.class_names) if labels else [one.text for one in shown]

@@ -32,7 +32,10 @@ def subjects_of(made: Made, source: DataSource) -> list[Subject]:
     subjects: dict[str, Subject] = {}
     for index in range(4 * _PICTURES if rows.num_rows is None else min(rows.num_rows, 4 * _PICTURES)):
         row = rows.row(index)
-        text = rows.shown(row).text
+        shown = rows.shown(row)
+        if shown is None:
+            continue
+        text = shown.text
         ids = row["input_ids"][row["segment_ids"] > 0]
         subjects.setdefault(text, Subject(tuple(map(int, ids)), text))
     return [*subjects.values()][:_PICTURES]
