@@ -350,19 +350,20 @@ def verifiers(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def parity(session: nox.Session) -> None:
-    """Compares fresh random models of every family with `transformers` on CPU, both ways; needs torch from PyPI."""
+    """Compares fresh models of every family with `transformers` and `diffusers`, both ways; needs torch from PyPI."""
     folder, scripts = pathlib.Path(session.create_tmp()).resolve(), ROOT / "packages/layers/tests/fixtures"
     makers, fresh, exported = folder / "transformers", folder / "fresh", folder / "exported"
     # uv and pip choose different torch wheels; what the fixtures were made with came from pip.
     python = str(makers / "bin" / "python")
     if not makers.exists():
         session.run(sys.executable, "-m", "venv", str(makers), external=True)
-        wanted = ("torch==2.13.0", "transformers>=5.23", "safetensors", "numpy")
+        wanted = ("torch==2.13.0", "transformers>=5.23", "diffusers>=0.42", "safetensors", "numpy")
         session.run(python, "-m", "pip", "install", "--quiet", *wanted, external=True)
     shutil.rmtree(exported, ignore_errors=True)
     session.env["HF_HUB_OFFLINE"] = "1"
     seed = f"--seed={secrets.randbelow(1000)}"
-    session.run(python, str(scripts / "make_fixtures.py"), str(fresh), seed, external=True)
+    for script in ("make_fixtures.py", "make_diffusion.py"):
+        session.run(python, str(scripts / script), str(fresh), seed, external=True)
     install(session, "kanawa-layers", test_group("layers"), "pytest-xdist", "pytest-timeout")
     session.env["KANAWA_PARITY"] = str(fresh)
     session.env["KANAWA_PARITY_EXPORT"] = str(exported)

@@ -141,8 +141,10 @@ def test_what_cannot_be_made_is_refused_with_what_can(run, tmp_path, capsys):
         opened.pictures(count=0)
     assert main(["generate", str(run), "--label", "1"]) == 2
     assert "--label is about pictures: add --pictures-to DIR" in capsys.readouterr().err
-    assert main(["generate", str(run), "--pictures-to", str(tmp_path / "x"), "--prompt", "a cat"]) == 2
-    assert "--prompt is about text" in capsys.readouterr().err
+    assert main(["generate", str(run), "a cat", "--pictures-to", str(tmp_path / "x")]) == 2
+    assert "label 'a cat' is none of the model's 2: pointed, round" in capsys.readouterr().err
+    assert main(["generate", str(run), "--pictures-to", str(tmp_path / "x"), "--prompt-ids", "1,2"]) == 2
+    assert "--prompt-ids is about text" in capsys.readouterr().err
 
 
 def test_the_report_shows_pictures_of_the_model_in_training(run, tmp_path):

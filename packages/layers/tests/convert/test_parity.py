@@ -19,6 +19,7 @@ from kanawa_layers.convert.families import foreign_config, model_config
 from kanawa_layers.convert.folder import open_folder
 from kanawa_layers.convert.huggingface import HuggingFaceStore
 from kanawa_layers.convert.model_type import model_type_of
+from kanawa_layers.diffusion.text_encoder import TextStates
 
 FIXTURES = Path(os.environ.get("KANAWA_PARITY") or Path(__file__).parent.parent / "fixtures")
 FAMILIES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json") if (path.parent / "logits.npz").exists())
@@ -45,15 +46,11 @@ def test_logits_equal_those_of_transformers(loaded, scan):
     params, state = unflatten_paths(model.params), unflatten_paths(model.state)
     options = {"xla_backend_optimization_level": 0}  # compiling is what takes the time here: half of it is enough
     predict = jax.jit(lambda p, s, *inputs: kn.functional(built, "predict")(p, s, *inputs)[0], compiler_options=options)
-    if len(saved) > 4 and "timestep" in saved:
-        # What a picture is to be of is one argument: states of a text and a pooled vector.
-        *_, logits_name = saved
-        wish = tuple(saved.pop(name) for name in ("states", "pooled"))
-        saved = {
-            **{name: a for name, a in saved.items() if name != logits_name},
-            "wish": wish,
-            "logits": saved["logits"],
-        }
+    if "states" in saved:
+        # What a picture is to be of is one argument.
+        wish = TextStates(saved.pop("states"), saved.pop("pooled", None))
+        expected = saved.pop("logits")
+        saved = {**saved, "wish": wish, "logits": expected}
     # Theirs are channels first.
     inputs = (np.moveaxis(a, 1, -1) if name == "pixel_values" else a for name, a in saved.items() if name != "logits")
     logits = np.asarray(predict(params, state, *inputs))

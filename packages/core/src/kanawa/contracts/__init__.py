@@ -43,6 +43,8 @@ from kanawa.contracts.optimizer import ScheduleFactory as ScheduleFactory
 from kanawa.contracts.pictures import Made as Made
 from kanawa.contracts.pictures import MakesPictures as MakesPictures
 from kanawa.contracts.pictures import Sampler as Sampler
+from kanawa.contracts.pretrained import Pretrained as Pretrained
+from kanawa.contracts.pretrained import pretrained_parts as pretrained_parts
 from kanawa.contracts.program import Environment as Environment
 from kanawa.contracts.program import Lowered as Lowered
 from kanawa.contracts.program import Program as Program
@@ -59,6 +61,7 @@ from kanawa.contracts.roles import Norm as Norm
 from kanawa.contracts.roles import PictureTokens as PictureTokens
 from kanawa.contracts.roles import Positions as Positions
 from kanawa.contracts.roles import ReadsPictures as ReadsPictures
+from kanawa.contracts.roles import Recognises as Recognises
 from kanawa.contracts.roles import RematPolicy as RematPolicy
 from kanawa.contracts.roles import RepresentsText as RepresentsText
 from kanawa.contracts.roles import SequenceMixer as SequenceMixer

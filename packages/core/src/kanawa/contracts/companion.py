@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kanawa.config import REQUIRED, Config
+from kanawa.contracts.pretrained import Pretrained
 from kanawa.contracts.roles import CausalLM
 from kanawa.module import Module
 
@@ -59,8 +60,9 @@ def without_companions(cfg: Config) -> Config:
 
 @contextlib.contextmanager
 def companions_apart(cfg: Config) -> Iterator[None]:
-    """Takes the companions out of a config meanwhile, so that what changes the trained model leaves them alone."""
+    """Takes companions, and parts with a source, out of a config meanwhile: what changes the rest leaves them alone."""
     slots = companion_slots(cfg)
+    slots |= {path: node for path, node in cfg.walk() if isinstance(node, Pretrained.Config) and node.source}
     for path in slots:
         cfg.set_path(path, None)
     try:

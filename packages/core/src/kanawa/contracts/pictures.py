@@ -17,7 +17,9 @@ class Made(NamedTuple):
         shape: height, width and channels.
         num_labels: how many labels it knows; the number itself stands for no label. 0 of a model that takes none.
         label_names: what they are called, where that is known.
-        prompt_length: how many ids of a text a row has; None of a model that takes labels.
+        prompt_length: how many ids of a text a row has; None of a model that reads no ids.
+        vocab_size: how many ids there are; None of a model that reads none.
+        reads_states: whether it reads what encoders made of texts, and has no encoder itself.
         is_latent: whether what it makes are numbers for a decoder that the model hasn't got, and no pixels.
     """
 
@@ -25,6 +27,8 @@ class Made(NamedTuple):
     num_labels: int = 0
     label_names: tuple[str, ...] = ()
     prompt_length: int | None = None
+    vocab_size: int | None = None
+    reads_states: bool = False
     is_latent: bool = False
 
 
@@ -58,7 +62,7 @@ class MakesPictures(Model):
     ) -> Num[Array, "B H W C"]:
         """Returns pixels, uint8, or fp32 latents where `Made.is_latent`.
 
-        `wanted` are labels [B], or ids of texts [B, length]. A row depends on its own seed and wish alone, not on the
-        rest of its batch. `guidance` says how far a row goes from what the model makes of nothing towards what it makes
-        of the wish: 1 is the model as it is, and None is that at half the work.
+        `wanted` are labels [B], or ids of texts [B, length], -1 past a text's end. A row depends on its own seed and
+        wish alone, not on the rest of its batch. `guidance` says how far a row goes from what the model makes of
+        nothing towards what it makes of the wish: 1 is the model as it is, and None is that at half the work.
         """

@@ -347,6 +347,17 @@ class RepresentsText(Module, abstract=True):
         """Returns the labels that a model with this config tells apart; None of one that has other heads."""
 
 
+class Recognises(Model, abstract=True):
+    """A model that says which of several labels or texts a picture shows; reports show what it says."""
+
+    class Config(Model.Config):
+        pass
+
+    @abc.abstractmethod
+    def recognise(self, batch: Any) -> Int[Array, " B"]:
+        """Returns the place of each picture's likeliest label among those of the data, or text among the rows'."""
+
+
 class PictureTokens(NamedTuple):
     """How a model reads a picture of `shape` (height, width, channels): as `num_tokens` tokens `token_id` in a row.
 

@@ -52,7 +52,7 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture that a model made: uint8 [height, width, channels]; `label` is None of a model without labels."""
+    """A picture that a model made, uint8 [height, width, channels]; `label` is its label or text, None without."""
 
     pixels: np.ndarray = dataclasses.field(repr=False)
     label: str | None
@@ -164,7 +164,7 @@ class TrainedRun(abc.ABC):
     @abc.abstractmethod
     def pictures(
         self,
-        labels: Sequence[int | str] | None = None,
+        labels: Sequence[int | str] | str | None = None,
         *,
         count: int = 1,
         seed: int = 0,
@@ -172,7 +172,7 @@ class TrainedRun(abc.ABC):
         guidance: float = 2.0,
         sampler: str | None = None,
     ) -> list[Picture]:
-        """Returns `count` pictures of each label, all by default, that a model of pictures makes of noise.
+        """Returns `count` pictures of each label, all by default, or of each text, that a model makes of noise.
 
         The noise of picture i is that of seed + i. `steps` and `sampler` are the model's own where None; `guidance` 1
         is the model as it is. Raises UsageError for a model that makes none, and for unknown labels and samplers.

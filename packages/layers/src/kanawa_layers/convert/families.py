@@ -43,6 +43,9 @@ _TRAINING_ONLY = frozenset(
         "objective",
         "sampler",
         "wish_dropout",
+        # Of parts that another model was before.
+        "source",
+        "trained",
     }
 )
 #: Errors of a family's `to_foreign` for a model of other layers.

@@ -7,12 +7,14 @@ import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import ImageBatch, Made
 
+from kanawa_layers.diffusion.text_encoder import TextWidths
+
 
 class Denoiser(kn.Module):
     """A network from a noised picture, its time and a wish to what an objective says; a slot of diffusion models.
 
-    A wish is what a batch says of its pictures, as arrays with one row a picture: labels, or ids of texts. One of texts
-    has no `num_labels`.
+    A wish is what is known of pictures, as arrays with one row a picture: labels, or `TextStates`, which a batch has or
+    an encoder makes. A network of texts has no `num_labels`.
     """
 
     class Config(kn.Module.Config):
@@ -30,9 +32,15 @@ class Denoiser(kn.Module):
     def made_by(cls, cfg: Any) -> Made:
         """Returns the pictures, or latents, that a network with this config works on; its parent knows the labels."""
 
+    @classmethod
+    def text_widths(cls, cfg: Any) -> TextWidths | None:
+        """Returns the widths of the texts that a network with this config reads; None of one that reads none."""
+        del cfg
+        return None
+
     @kn.nowrap
     def wish_of(self, batch: Any) -> Any:
-        """Returns the wish of each row of a batch: what `make_pictures` is asked with."""
+        """Returns the wish of each row of a batch of the network's own record."""
         return batch.target_ids
 
     @kn.nowrap

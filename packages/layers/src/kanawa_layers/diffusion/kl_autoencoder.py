@@ -1,11 +1,13 @@
 """Pictures to normal distributions of latents, and back (Rombach et al. 2021, arXiv:2112.10752, appendix G)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
+from kanawa.contracts import Pretrained
 
 from kanawa_layers.basic.conv import Conv, square_conv
 from kanawa_layers.diffusion.conv_tower import ConvTower
@@ -15,7 +17,7 @@ from kanawa_layers.diffusion.denoiser import Autoencoder
 _LOWEST, _HIGHEST = -30.0, 20.0
 
 
-class KLAutoencoder(Autoencoder):
+class KLAutoencoder(Autoencoder, Pretrained):
     """An encoder to means and log variances, and a decoder; latents are (mean - `shift`) * `scale` for other models."""
 
     encoder: ConvTower
@@ -23,7 +25,7 @@ class KLAutoencoder(Autoencoder):
     from_latents: Conv | None
     decoder: ConvTower
 
-    class Config(Autoencoder.Config):
+    class Config(Autoencoder.Config, Pretrained.Config):
         num_channels: kn.Size = 3
         latent_dim: kn.Size = 4
         scale: kn.Positive = 0.18215
@@ -48,6 +50,12 @@ class KLAutoencoder(Autoencoder):
     def picture_shape(cls, cfg: Any, latents: tuple[int, int, int]) -> tuple[int, int, int]:
         """Returns the latents' sides times the factor."""
         return (latents[0] * cfg.factor, latents[1] * cfg.factor, cfg.num_channels)
+
+    @classmethod
+    def taken(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of the autoencoder of a `VariationalAutoencoder`."""
+        top = "autoencoder."
+        return {path.removeprefix(top): leaf for path, leaf in stored.items() if path.startswith(top)}
 
     def setup(self) -> None:
         """Declares the parts."""

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Num
-from kanawa.contracts import Made, MakesPictures
+from kanawa.contracts import DataSource, ImageTextBatch, Made, MakesPictures
 
 from kanawa_layers.basic.pixels import PixelNorm
 from kanawa_layers.diffusion.denoiser import Autoencoder, Denoiser
 from kanawa_layers.diffusion.flow_matching import FlowMatching
 from kanawa_layers.diffusion.objective import Objective
+from kanawa_layers.diffusion.pretrained_text import PretrainedText
 from kanawa_layers.diffusion.samplers.dpm_solver import DPMSolver
 from kanawa_layers.diffusion.samplers.steps import SteppedSampler
+from kanawa_layers.diffusion.text_encoder import TextEncoder
 
 #: What turns row numbers into quantiles that are spread evenly however many rows there are: the golden ratio's part.
 _GOLDEN = 0.6180339887498949
@@ -25,13 +27,16 @@ _STEPS = 1
 class DiffusionModel(MakesPictures):
     """Learns what `objective` asks of noised pictures, by mean squares, and makes pictures with `sampler`.
 
-    In training a wish is left out with probability `wish_dropout`, so that one model is both halves of guidance (Ho and
-    Salimans 2022, arXiv:2207.12598). Times, noise and what is left out come of the step's key; evaluation has the same
-    noise and evenly spread times each time, so that its losses compare. Rows of weight 0 count for nothing.
+    With an `encoder` it learns from pictures with texts, which are read once for all steps of a picture; without, a
+    network of texts learns from what encoders made of them before. In training a wish is left out with probability
+    `wish_dropout`, so that one model is both halves of guidance (Ho and Salimans 2022, arXiv:2207.12598). Times, noise
+    and what is left out come of the step's key; evaluation has the same noise and evenly spread times each time, so
+    that its losses compare. Rows of weight 0 count for nothing.
     """
 
     pixels: PixelNorm
     autoencoder: Autoencoder | None
+    encoder: TextEncoder | None
     denoiser: Denoiser
     objective: Objective
     sampler: SteppedSampler
@@ -44,31 +49,41 @@ class DiffusionModel(MakesPictures):
         wish_dropout: kn.Partial = 0.1
         pixels: PixelNorm.Config = PixelNorm.Config()
         autoencoder: Autoencoder.Config | None = None
+        encoder: TextEncoder.Config | None = None
         denoiser: Denoiser.Config = kn.REQUIRED
         objective: Objective.Config = FlowMatching.Config()
         sampler: SteppedSampler.Config = DPMSolver.Config()
-        foreign: kn.foreign.Names = kn.foreign.Names(children={"denoiser": "", "autoencoder": "vae"})
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            children={"denoiser": "", "autoencoder": "vae", "encoder": "text_encoder"}
+        )
 
         def check(self) -> list[str]:
-            """Returns where the sampler doesn't fit what is learned, or names don't fit the labels."""
+            """Returns where sampler, names or encoder don't fit the rest."""
             kind: Any = self.sampler._target
             problem = kind.problem(self.sampler, self.objective)
             problems = [problem] if problem else []
             if self.class_names and len(self.class_names) != self.num_classes:
                 problems.append(f"class_names has {len(self.class_names)} names for {self.num_classes} labels")
+            if self.encoder is not None:
+                problems += _encoder_problems(self)
             return problems
 
     @classmethod
     def batch_of(cls, cfg: "DiffusionModel.Config") -> type:
-        """Returns the record that the network learns from."""
+        """Returns pairs of pictures and texts where there is an encoder, else what the network learns from."""
+        if cfg.encoder is not None:
+            return ImageTextBatch
         kind: Any = cfg.denoiser._target
         record: type = kind.batch_of(cfg.denoiser)
         return record
 
     @classmethod
     def made_by(cls, cfg: "DiffusionModel.Config") -> Made:
-        """Returns what the network makes, as pictures where there is an autoencoder."""
+        """Returns what the network makes, as pictures where there is an autoencoder, and of texts by an encoder."""
         made = _made_by_network(cfg)._replace(num_labels=cfg.num_classes, label_names=cfg.class_names)
+        if cfg.encoder is not None:
+            length, ids = cfg.encoder.length, cfg.encoder.vocab_size
+            made = made._replace(prompt_length=length, vocab_size=ids, reads_states=False)
         if cfg.autoencoder is None:
             return made
         kind: Any = cfg.autoencoder._target
@@ -82,18 +97,32 @@ class DiffusionModel(MakesPictures):
         texts = {} if made.prompt_length is None else {"input_ids": (made.prompt_length,)}
         return {"images": made.shape, **texts}
 
+    @classmethod
+    def data_problem(cls, cfg: "DiffusionModel.Config", source: DataSource) -> str:
+        """Returns what is wrong with texts of more ids than the encoder has."""
+        if cfg.encoder is None or source.vocab_size <= cfg.encoder.vocab_size:
+            return ""
+        found, known = source.vocab_size, cfg.encoder.vocab_size
+        return (
+            f"data has {found} token ids, but model.encoder.vocab_size is {known}; set data.tokenizer_file to its own"
+        )
+
     def setup(self) -> None:
-        """Declares the parts."""
+        """Declares the parts; what another model was trained with is frozen, unless it says that it is trained."""
         cfg = self.config
-        for name in ("pixels", "autoencoder", "objective", "sampler"):
+        for name in ("pixels", "objective", "sampler"):
             self.add_child(name, getattr(cfg, name))
+        self.add_child("autoencoder", cfg.autoencoder, frozen=True)
+        is_frozen = isinstance(cfg.encoder, PretrainedText.Config) and not cfg.encoder.trained
+        self.add_child("encoder", cfg.encoder, frozen=is_frozen)
         self.add_child("denoiser", cfg.denoiser, num_labels=cfg.num_classes)
 
     @kn.nowrap
     def flops_per_row(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Returns those of the network."""
+        """Returns those of the network and of the encoder; an autoencoder's are left out."""
         del shapes
-        return self.denoiser.flops_per_picture()
+        texts = 0.0 if self.encoder is None else self.encoder.flops_per_text()
+        return self.denoiser.flops_per_picture() + texts
 
     def predict(self, x: Float[Array, "B H W C"], times: Float[Array, " B"], wish: Any) -> Float[Array, "B H W D"]:
         """Returns the network's fp32 output."""
@@ -101,7 +130,11 @@ class DiffusionModel(MakesPictures):
 
     def forward(self, batch: Any) -> None:
         """Adds the mean over rows of the mean squared error over pixels."""
-        pictures, wish = self._clean(batch.images), self.denoiser.wish_of(batch)
+        pictures = self._clean(batch.images)
+        if self.encoder is None:
+            wish = self.denoiser.wish_of(batch)
+        else:
+            wish = self.encoder(jnp.where(batch.segment_ids > 0, batch.input_ids, -1))
         rows = pictures.shape[0]
         if self.train:
             times_key, noise_key, wish_key = jax.random.split(self.next_key(), 3)
@@ -127,6 +160,7 @@ class DiffusionModel(MakesPictures):
         """Returns pixels, or fp32 latents where there is nothing to decode them with."""
         cfg = self.config
         made = _made_by_network(cfg)
+        wish = wanted if self.encoder is None else self.encoder(wanted)
         keys = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
 
         def drawn(fold: Any) -> Float[Array, "B H W C"]:
@@ -136,8 +170,8 @@ class DiffusionModel(MakesPictures):
         def network(x: Float[Array, "B H W C"], time: Float[Array, ""]) -> Float[Array, "B H W C"]:
             times = jnp.broadcast_to(time, (x.shape[0],))
             if guidance is None:
-                return self.predict(x, times, wanted)[..., : made.shape[-1]]
-            both = _joined(wanted, self.denoiser.no_wish(wanted))
+                return self.predict(x, times, wish)[..., : made.shape[-1]]
+            both = _joined(wish, self.denoiser.no_wish(wish))
             output = self.predict(jnp.concatenate([x, x]), jnp.concatenate([times, times]), both)
             of_wish, of_nothing = jnp.split(output[..., : made.shape[-1]], 2)
             return of_nothing + guidance.reshape(-1, *(1,) * (of_wish.ndim - 1)) * (of_wish - of_nothing)
@@ -160,6 +194,22 @@ def _made_by_network(cfg: DiffusionModel.Config) -> Made:
     kind: Any = cfg.denoiser._target
     made: Made = kind.made_by(cfg.denoiser)
     return made
+
+
+def _encoder_problems(cfg: Any) -> list[str]:
+    """Returns where the encoder's numbers aren't those that the network reads."""
+    network, encoder = cfg.denoiser, cfg.encoder
+    if network._target is None or encoder._target is None:
+        return []
+    read, made = network._target.text_widths(network), encoder._target.widths(encoder)
+    if read is None:
+        return [f"there is an encoder of texts, and {network._target.__qualname__} reads none"]
+    problems = []
+    if read.states != made.states:
+        problems.append(f"encoder has {made.states} numbers a token, and denoiser.text_dim is {read.states}")
+    if read.pooled is not None and read.pooled != made.pooled:
+        problems.append(f"encoder has {made.pooled} numbers a text, and denoiser.pooled_dim is {read.pooled}")
+    return problems
 
 
 def _where(rows: Array, some: Any, others: Any) -> Any:

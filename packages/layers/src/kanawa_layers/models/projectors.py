@@ -90,20 +90,11 @@ class PictureProjector(Projector):
         return self.down(self.config.activation(self.up(x)))
 
 
-class AveragedProjector(Projector):
-    """Means of `window` x `window` neighbouring patches, a norm and one projection (Gemma 3, arXiv:2503.19786)."""
-
-    norm: Norm
-    projection: Linear
+class WindowedProjector(Projector, abstract=True):
+    """Makes one token of `window` x `window` neighbouring patches."""
 
     class Config(Projector.Config):
-        window: kn.Size = 4
-        norm: Norm.Config = RMSNorm.Config(zero_centered=True)
-        projection: Linear.Config = Linear.Config(
-            # Theirs has inputs first, as ours.
-            foreign=kn.foreign.Names(children={"adapter": ""}, tensors={"weight": "mm_input_projection_weight"})
-        )
-        foreign: kn.foreign.Names = kn.foreign.Names(children={"norm": "mm_soft_emb_norm", "projection": ""})
+        window: kn.Size = 2
 
     @classmethod
     def token_grid(cls, cfg: Any, grid: Grid) -> Grid:
@@ -114,6 +105,22 @@ class AveragedProjector(Projector):
     def grid_problems(cls, cfg: Any, grid: Grid) -> list[str]:
         """Returns that windows don't tile the patches."""
         return _untiled(cfg.window, grid)
+
+
+class AveragedProjector(WindowedProjector):
+    """Means of `window` x `window` neighbouring patches, a norm and one projection (Gemma 3, arXiv:2503.19786)."""
+
+    norm: Norm
+    projection: Linear
+
+    class Config(WindowedProjector.Config):
+        window: kn.Size = 4
+        norm: Norm.Config = RMSNorm.Config(zero_centered=True)
+        projection: Linear.Config = Linear.Config(
+            # Theirs has inputs first, as ours.
+            foreign=kn.foreign.Names(children={"adapter": ""}, tensors={"weight": "mm_input_projection_weight"})
+        )
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"norm": "mm_soft_emb_norm", "projection": ""})
 
     def setup(self) -> None:
         """Declares the norm, of the tower's width, and the projection."""
@@ -166,7 +173,7 @@ class PatchMerger(kn.Module):
         return self.down(cfg.activation(self.up(self.norm(x) if cfg.norm_window else x)))
 
 
-class DeepStackProjector(Projector):
+class DeepStackProjector(WindowedProjector):
     """Merges a tower's last stream, and the streams behind it, each by a merger of `early` (Qwen3-VL).
 
     The result has the embeddings, and behind them, along channels, what the first layers add (`DeepStack`).
@@ -175,21 +182,10 @@ class DeepStackProjector(Projector):
     merger: PatchMerger
     early: tuple[PatchMerger, ...]
 
-    class Config(Projector.Config):
-        window: kn.Size = 2
+    class Config(WindowedProjector.Config):
         merger: PatchMerger.Config = PatchMerger.Config()
         early: tuple[PatchMerger.Config, ...] = ()
         foreign: kn.foreign.Names = kn.foreign.Names(children={"merger": "merger", "early": "deepstack_merger_list.{}"})
-
-    @classmethod
-    def token_grid(cls, cfg: Any, grid: Grid) -> Grid:
-        """Returns that of the windows."""
-        return grid[0] // cfg.window, grid[1] // cfg.window
-
-    @classmethod
-    def grid_problems(cls, cfg: Any, grid: Grid) -> list[str]:
-        """Returns that windows don't tile the patches."""
-        return _untiled(cfg.window, grid)
 
     def setup(self) -> None:
         """Declares the mergers."""

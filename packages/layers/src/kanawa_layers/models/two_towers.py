@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Bool, Float, Int, Num
 from kanawa.arrays.init import Constant
-from kanawa.contracts import DataSource, FeedForward, ImageTextBatch, Model, Norm, Sequences, Stack
+from kanawa.contracts import DataSource, FeedForward, ImageTextBatch, Norm, Recognises, Sequences, Stack
 
 from kanawa_layers.attention.cross import CrossAttention
 from kanawa_layers.basic.embedding import Embedding
@@ -149,8 +149,20 @@ class TextTower(kn.Module):
 
     def forward(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B D"]:
         """Returns the projected vectors; padding after the text is read as the released models read it."""
+        return self._vector(self._stream(input_ids), input_ids)
+
+    def states_and_vector(self, input_ids: Int[Array, "B T"]) -> tuple[Float[Array, "B T E"], Float[Array, "B D"]]:
+        """Returns each token's state after the last norm, and the projected vectors."""
+        x = self._stream(input_ids)
+        with kn.call_name("states"):
+            return self.norm(x), self._vector(x, input_ids)
+
+    def _stream(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         x = self.embedding(input_ids) + self.positions(jnp.arange(input_ids.shape[1], dtype=jnp.int32)[None])
         x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), Sequences())
+        return x
+
+    def _vector(self, x: Float[Array, "B T E"], input_ids: Int[Array, "B T"]) -> Float[Array, "B D"]:
         if self.config.end_id is None:
             x = x[:, -1]
         else:
@@ -164,7 +176,7 @@ class TextTower(kn.Module):
         return self.stack.flops_per_token(length) * length + self.projection.flops_per_token(1)
 
 
-class TwoTowers(Model):
+class TwoTowers(Recognises):
     """Learns from an ImageTextBatch which text belongs to which image. `pooling` None takes the class token."""
 
     batch = ImageTextBatch
@@ -175,7 +187,7 @@ class TwoTowers(Model):
     text: TextTower
     loss: ContrastiveLoss
 
-    class Config(Model.Config):
+    class Config(Recognises.Config):
         input_dim: kn.Size = kn.REQUIRED
         output_dim: kn.Size = kn.REQUIRED
         image: VisionTransformer.Config = kn.REQUIRED
@@ -237,6 +249,11 @@ class TwoTowers(Model):
     def predict(self, input_ids: Int[Array, "M T"], images: Num[Array, "N H W C"]) -> Float[Array, "N M"]:
         """Returns the fp32 score of each image with each text: zero-shot labels are the best text of each image."""
         return self.loss.scores(self.embed_images(images) @ self.embed_texts(input_ids).T)
+
+    def recognise(self, batch: ImageTextBatch) -> Int[Array, " B"]:
+        """Returns the nearest labels; without labels, the nearest texts of the batch."""
+        texts = self.embed_texts(batch.input_ids) if batch.label_ids is None else self._of_labels(batch.label_ids)
+        return jnp.argmax(self.embed_images(batch.images) @ texts.T, axis=1)
 
     def forward(self, batch: ImageTextBatch) -> None:
         """Adds the mean loss of the pairs."""

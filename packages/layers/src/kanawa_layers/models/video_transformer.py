@@ -15,6 +15,7 @@ from kanawa_layers.basic.norms import UnitLayerNorm
 from kanawa_layers.diffusion.conditions import TimeEmbedding
 from kanawa_layers.diffusion.denoiser import Denoiser
 from kanawa_layers.diffusion.modulation import Modulation, Modulations
+from kanawa_layers.diffusion.text_encoder import TextStates, TextWidths
 from kanawa_layers.diffusion.video_blocks import SharedModulation, grid_coordinates
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.models.mmdit import TextProjection
@@ -50,7 +51,7 @@ def from_patches(tiles: Float[Array, "B T P Q R C"], counts: Sizes) -> Float[Arr
 
 
 class VideoTransformer(Denoiser):
-    """Latents of videos by the states of a text [B, T, D]: patches through blocks that a time modulates.
+    """Latents of videos by the states of a text, `TextStates`: patches through blocks that a time modulates.
 
     `shape` is frames, rows and columns of the latents that data have; the network takes any that patches tile.
     """
@@ -98,7 +99,12 @@ class VideoTransformer(Denoiser):
     @classmethod
     def made_by(cls, cfg: Any) -> Made:
         """Returns the latents of a video: frames, rows, columns and channels."""
-        return Made((*cfg.shape, cfg.num_channels), is_latent=True)
+        return Made((*cfg.shape, cfg.num_channels), is_latent=True, reads_states=True)
+
+    @classmethod
+    def text_widths(cls, cfg: Any) -> TextWidths:
+        """Returns that of the states; no vector is read."""
+        return TextWidths(cfg.text_dim, None)
 
     def setup(self) -> None:
         """Declares the parts."""
@@ -116,17 +122,17 @@ class VideoTransformer(Denoiser):
         self.add_child("head", cfg.head, input_shape=(width,), output_shape=patch, axes=("embed", *axes))
 
     @kn.nowrap
-    def wish_of(self, batch: Any) -> Any:
+    def wish_of(self, batch: Any) -> TextStates:
         """Returns the states of texts."""
-        return batch.states
+        return TextStates(batch.states, None)
 
     @kn.nowrap
-    def no_wish(self, wish: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def no_wish(self, wish: TextStates) -> TextStates:
         """Returns zeros."""
-        return jnp.zeros_like(wish)
+        return wish.of_nothing()
 
     def forward(
-        self, x: Float[Array, "B F H W C"], times: Float[Array, " B"], wish: Float[Array, "B T D"]
+        self, x: Float[Array, "B F H W C"], times: Float[Array, " B"], wish: TextStates
     ) -> Float[Array, "B F H W C"]:
         """Returns fp32 outputs."""
         compute, cfg = kn.current_plan().precision.compute, self.config
@@ -135,7 +141,10 @@ class VideoTransformer(Denoiser):
         time = self.time(times)
         vectors = self.time_vectors(jax.nn.silu(time)).reshape(time.shape[0], -1)
         sequences = Sequences(
-            condition=vectors, memory=self.text(wish.astype(compute)), coordinates=grid_coordinates(*counts)
+            condition=vectors,
+            memory=self.text(wish.states.astype(compute)),
+            memory_segment_ids=wish.segment_ids,
+            coordinates=grid_coordinates(*counts),
         )
         length = tokens.shape[1]
         tokens, sequences = self._padded(tokens, sequences)
@@ -154,9 +163,10 @@ class VideoTransformer(Denoiser):
             return tokens, sequences
         ends = [(0, 0), (0, more), (0, 0)]
         real = jnp.broadcast_to(jnp.arange(length + more)[None] < length, (rows, length + more)).astype(jnp.int32)
+        texts = sequences.memory_segment_ids
         return jnp.pad(tokens, ends), sequences._replace(
             segment_ids=real,
-            memory_segment_ids=jnp.ones(sequences.memory.shape[:2], jnp.int32),
+            memory_segment_ids=jnp.ones(sequences.memory.shape[:2], jnp.int32) if texts is None else texts,
             coordinates=jnp.pad(sequences.coordinates, ends),
         )
 

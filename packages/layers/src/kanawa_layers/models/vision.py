@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from jaxtyping import Array, Float, Num
-from kanawa.contracts import ImageBatch, Model, Norm, Sequences, Stack
+from jaxtyping import Array, Float, Int, Num
+from kanawa.contracts import ImageBatch, Norm, Recognises, Sequences, Stack
 
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.linear import Linear
@@ -166,7 +166,7 @@ def tower_of(cfg: Any) -> type[PictureTower]:
     return kind
 
 
-class ImageClassifier(Model):
+class ImageClassifier(Recognises):
     """Classifies by the class token, or where there is a `pooling` by what it makes of the patches."""
 
     batch = ImageBatch
@@ -175,7 +175,7 @@ class ImageClassifier(Model):
     pooling: Pooling | None
     head: Linear
 
-    class Config(Model.Config):
+    class Config(Recognises.Config):
         input_dim: kn.Size = kn.REQUIRED
         num_classes: kn.Size = kn.REQUIRED
         #: What the classes are called, where that is known; `--data` sets both to those of the data.
@@ -221,6 +221,10 @@ class ImageClassifier(Model):
         x = self.encoder(images)
         pooled = x[:, 0] if self.pooling is None else self.pooling(x[:, self.config.encoder.num_prefix :])
         return self.head(pooled).astype(jnp.float32)
+
+    def recognise(self, batch: ImageBatch) -> Int[Array, " B"]:
+        """Returns the likeliest classes."""
+        return jnp.argmax(self.predict(batch.images), axis=-1)
 
     def forward(self, batch: ImageBatch) -> None:
         """Adds the mean cross entropy of the images, and records the accuracy."""

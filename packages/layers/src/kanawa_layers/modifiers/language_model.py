@@ -7,7 +7,7 @@ import kanawa as kn
 from kanawa.config import FROM_PARENT
 from kanawa.contracts import CausalLM, Model, without_companions
 from kanawa.errors import ConfigError
-from kanawa.plugins import component, host
+from kanawa.plugins import component
 
 from kanawa_layers.losses.policy import per_row, per_sequence
 from kanawa_layers.models.distillation import Distillation, HiddenStates
@@ -16,6 +16,7 @@ from kanawa_layers.models.policy_loss import PolicyLoss
 from kanawa_layers.models.reference import FrozenModel
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.modifiers.fields import set_fields
+from kanawa_layers.modifiers.pretrained_parts import model_in
 
 
 class VocabularySize(kn.Modifier):
@@ -158,16 +159,12 @@ class DistillModifier(kn.Modifier):
 
 def _teacher(name: str) -> tuple[Any, str]:
     """Returns the config of a teacher and the folder with its parameters; raises ConfigError."""
-    folder = Path(name)
-    if folder.is_dir():
-        stores = (kind() for _, kind in host().loaded("model_stores"))
-        model: Any = next((store.outline(folder).config for store in stores if store.holds(folder)), None)
-        source = str(folder.resolve())
-    elif "/" in name:
-        message = f"distill: {name} is no folder; name a run's, or one of another library"
-        raise ConfigError(message)
+    model: Any
+    source = ""
+    if Path(name).is_dir() or "/" in name:
+        model, source = model_in(name, "distill")
     else:
-        model, source = component("models", name)(), ""
+        model = component("models", name)()
     if not isinstance(model, CausalLM.Config) or "loss" not in model.fields():
         message = f"distill: {name} holds no causal language model that could teach"
         raise ConfigError(message)

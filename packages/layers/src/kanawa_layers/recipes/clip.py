@@ -139,6 +139,35 @@ def image_tower(
     )
 
 
+def text_tower(
+    *,
+    siglip: bool = False,
+    num_layers: int,
+    input_dim: int,
+    num_heads: int,
+    hidden_dim: int | None = None,
+    vocab_size: int,
+    max_length: int,
+    end_id: int | None = None,
+    activation: Callable[..., Any] | None = None,
+    norm_eps: float | None = None,
+) -> TextTower.Config:
+    """Returns the tower of texts alone."""
+    function, eps = (gelu_tanh, 1e-6) if siglip else (quick_gelu, 1e-5)
+    function, eps = activation or function, norm_eps or eps
+    mask = Bidirectional.Config() if siglip else Causal.Config()
+    return TextTower.Config(
+        input_dim=input_dim,
+        vocab_size=vocab_size,
+        end_id=end_id,
+        positions=LearnedPositions.Config(max_length=max_length),
+        stack=_stack(num_layers, num_heads, hidden_dim or 4 * input_dim, mask, function, eps),
+        norm=LayerNorm.Config(eps=eps),
+        projection=Linear.Config(bias=siglip),
+        foreign=_text_names(siglip),
+    )
+
+
 def two_towers(
     *,
     siglip: bool = False,
@@ -177,17 +206,17 @@ def two_towers(
         norm_eps=eps,
     )
     pooling = _pooling(num_heads, hidden, image_function, norm) if siglip else None
-    mask = Bidirectional.Config() if siglip else Causal.Config()
-    text_hidden = text_hidden_dim or 4 * text_dim
-    text = TextTower.Config(
+    text = text_tower(
+        siglip=siglip,
+        num_layers=text_layers,
         input_dim=text_dim,
+        num_heads=text_heads,
+        hidden_dim=text_hidden_dim,
         vocab_size=vocab_size,
+        max_length=max_length,
         end_id=end_id,
-        positions=LearnedPositions.Config(max_length=max_length),
-        stack=_stack(text_layers, text_heads, text_hidden, mask, text_function, eps),
-        norm=norm,
-        projection=Linear.Config(bias=siglip),
-        foreign=_text_names(siglip),
+        activation=text_function,
+        norm_eps=eps,
     )
     children = {"image": "vision_model", "pooling": "vision_model.head", "projection": "visual_projection"}
     return TwoTowers.Config(
@@ -209,9 +238,6 @@ def _from_hf(config: Foreign, siglip: bool) -> TwoTowers.Config:
     expect(image, num_channels=3)
     expect(text, layer_norm_eps=image.get("layer_norm_eps", eps))
     usual = "gelu_pytorch_tanh" if siglip else "quick_gelu"
-    end = text.get("eos_token_id", 49_407)
-    # The first configs name a wrong id, and their models take the largest one, which ends texts.
-    end = text["vocab_size"] - 1 if end == 2 else end
     if siglip:
         expect(text, projection_size=text.get("projection_size", image["hidden_size"]))
     return two_towers(
@@ -229,45 +255,56 @@ def _from_hf(config: Foreign, siglip: bool) -> TwoTowers.Config:
         text_hidden_dim=text["intermediate_size"],
         vocab_size=text["vocab_size"],
         max_length=text["max_position_embeddings"],
-        end_id=None if siglip else end,
+        end_id=None if siglip else end_of(text),
         image_activation=activation(image.get("hidden_act", usual)),
         text_activation=activation(text.get("hidden_act", usual)),
         norm_eps=image.get("layer_norm_eps", eps),
     )
 
 
+def end_of(text: Foreign) -> int:
+    """Returns the id that ends texts, of a config of texts."""
+    end = int(text.get("eos_token_id", 49_407))
+    # The first configs name a wrong id, and their models take the largest one, which ends texts.
+    return int(text["vocab_size"]) - 1 if end == 2 else end
+
+
+def text_to_hf(text: Any, output_dim: int, siglip: bool) -> dict[str, Any]:
+    """Returns the config of a tower of texts whose vectors have `output_dim` numbers."""
+    config = {
+        **_tower_to_hf(text, siglip),
+        "model_type": "siglip_text_model" if siglip else "clip_text_model",
+        "hidden_size": text.input_dim,
+        "vocab_size": text.vocab_size,
+        "max_position_embeddings": text.positions.max_length,
+    }
+    return config | ({"projection_size": output_dim} if siglip else {"eos_token_id": text.end_id})
+
+
+def _tower_to_hf(part: Any, siglip: bool) -> dict[str, Any]:
+    layer = part.stack.layer
+    return {
+        "num_hidden_layers": part.stack.num_layers,
+        "num_attention_heads": layer.attention.num_heads,
+        "intermediate_size": layer.feed_forward.hidden_dim,
+        "hidden_act": activation_name(layer.feed_forward.activation, "gelu_pytorch_tanh" if siglip else "quick_gelu"),
+        "layer_norm_eps": part.norm.eps,
+    }
+
+
 def _to_hf(cfg: Any, siglip: bool) -> dict[str, Any]:
     """Returns the inverse of `_from_hf`."""
-    usual = "gelu_pytorch_tanh" if siglip else "quick_gelu"
-
-    def tower(part: Any) -> dict[str, Any]:
-        layer = part.stack.layer
-        return {
-            "num_hidden_layers": part.stack.num_layers,
-            "num_attention_heads": layer.attention.num_heads,
-            "intermediate_size": layer.feed_forward.hidden_dim,
-            "hidden_act": activation_name(layer.feed_forward.activation, usual),
-            "layer_norm_eps": part.norm.eps,
-        }
-
-    image, text = cfg.image, cfg.text
+    image = cfg.image
     size = round((image.positions.max_length - image.class_token) ** 0.5) * image.patches.patch_size
     vision_config = {
-        **tower(image),
+        **_tower_to_hf(image, siglip),
         "model_type": "siglip_vision_model" if siglip else "clip_vision_model",
         "hidden_size": cfg.input_dim,
         "patch_size": image.patches.patch_size,
         "image_size": size,
         "num_channels": 3,
     }
-    text_config = {
-        **tower(text),
-        "model_type": "siglip_text_model" if siglip else "clip_text_model",
-        "hidden_size": text.input_dim,
-        "vocab_size": text.vocab_size,
-        "max_position_embeddings": text.positions.max_length,
-    }
-    text_config |= {"projection_size": cfg.output_dim} if siglip else {"eos_token_id": text.end_id}
+    text_config = text_to_hf(cfg.text, cfg.output_dim, siglip)
     keys = {} if siglip else {"projection_dim": cfg.output_dim}
     name = "SiglipModel" if siglip else "CLIPModel"
     return {"architectures": [name], "vision_config": vision_config, "text_config": text_config, **keys}

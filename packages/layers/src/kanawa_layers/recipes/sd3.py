@@ -6,24 +6,21 @@ from typing import Any
 import kanawa as kn
 from kanawa.contracts import ForeignConfigError, ForeignFamily
 
-from kanawa_layers.attention.grouped_query import GroupedQueryAttention
-from kanawa_layers.attention.masks import Bidirectional
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.norms import RMSNorm
 from kanawa_layers.basic.patches import PatchEmbedding
 from kanawa_layers.diffusion.flow_matching import FlowMatching
 from kanawa_layers.diffusion.joint_blocks import JointAttention, JointBlock, ScaleFirst
+from kanawa_layers.diffusion.text_encoder import TextEncoder
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.models.diffusion import DiffusionModel
 from kanawa_layers.models.dit import PatchHead
-from kanawa_layers.models.mmdit import MMDiT, StoredGrid, TextReader
-from kanawa_layers.positions.absolute import LearnedPositions
-from kanawa_layers.positions.biases import NoPositions
+from kanawa_layers.models.mmdit import MMDiT, StoredGrid
 from kanawa_layers.recipes.hf_config import Foreign, Key, arguments, expect, written
+from kanawa_layers.recipes.text_encoders import encoder_from_hf, encoder_to_hf, text_reader
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.repeated import RepeatedStack
-from kanawa_layers.stack.residual_blocks import PreNormBlock
 
 #: The class of `diffusers`, which its config.json names in place of a model_type.
 CLASS = "SD3Transformer2DModel"
@@ -63,7 +60,7 @@ def sd3(
     text_length: int = 333,
     max_size: int = 96,
     qk_norm: bool = False,
-    text: TextReader.Config | None = None,
+    encoder: TextEncoder.Config | None = None,
     shift: float = 3.0,
 ) -> DiffusionModel.Config:
     """Returns an MMDiT of any size, of square pictures; those of 1 or 3 channels are pixels, others latents."""
@@ -101,12 +98,11 @@ def sd3(
             patch_size=patch_size, num_channels=num_channels, foreign=kn.foreign.Names(children={"projection": "proj"})
         ),
         positions=StoredGrid.Config(max_size=max_size, base_size=image_size // patch_size),
-        text=text,
         stack=ChainedStack.Config(stacks=tuple(stacks)),
         head=head,
         foreign=_NETWORK,
     )
-    return DiffusionModel.Config(denoiser=network, objective=FlowMatching.Config(shift=shift))
+    return DiffusionModel.Config(denoiser=network, encoder=encoder, objective=FlowMatching.Config(shift=shift))
 
 
 def from_hf(config: Foreign) -> DiffusionModel.Config:
@@ -122,19 +118,23 @@ def from_hf(config: Foreign) -> DiffusionModel.Config:
     if norm not in (None, "rms_norm"):
         message = f"qk_norm is {norm!r}, expected None or 'rms_norm'"
         raise ForeignConfigError(message)
-    return sd3(**arguments(config, _KEYS), num_layers=config["num_layers"], head_dim=head_dim, qk_norm=norm is not None)
+    return sd3(
+        **arguments(config, _KEYS),
+        num_layers=config["num_layers"],
+        head_dim=head_dim,
+        qk_norm=norm is not None,
+        encoder=encoder_from_hf(config),
+    )
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:
-    """Returns the inverse of `from_hf`; raises ForeignConfigError for a reader of texts, which files don't hold."""
+    """Returns the inverse of `from_hf`; an encoder of texts is a key of ours, which `diffusers` ignores."""
     network = cfg.denoiser
-    if network.text is not None:
-        message = "an SD3Transformer2DModel reads the states of texts; this model reads texts itself"
-        raise ForeignConfigError(message)
     attention = network.stack.stacks[0].layer.attention
     return {
         "_class_name": CLASS,
         **written(cfg, _KEYS),
+        **encoder_to_hf(cfg),
         "num_layers": sum(stack.num_layers for stack in network.stack.stacks),
         "attention_head_dim": network.input_dim // attention.num_heads,
         "out_channels": network.patches.num_channels,
@@ -147,27 +147,12 @@ def to_hf(cfg: Any) -> dict[str, Any]:
 FAMILY = ForeignFamily(from_hf, to_hf)
 
 
-def _reader(input_dim: int, vocab_size: int, length: int) -> TextReader.Config:
-    linear = Linear.Config(bias=True)
-    layer = PreNormBlock.Config(
-        attention=GroupedQueryAttention.Config(
-            num_heads=4, mask=Bidirectional.Config(), positions=NoPositions.Config()
-        ),
-        feed_forward=PlainFeedForward.Config(hidden_dim=2 * input_dim, activation=gelu_tanh, up=linear, down=linear),
-    )
-    return TextReader.Config(
-        input_dim=input_dim,
-        vocab_size=vocab_size,
-        positions=LearnedPositions.Config(max_length=length),
-        stack=RepeatedStack.Config(num_layers=1, layer=layer),
-    )
-
-
-def mmdit_tiny(vocab_size: int = 512, text_length: int = 48) -> DiffusionModel.Config:
+def mmdit_tiny(vocab_size: int = 259, text_length: int = 40) -> DiffusionModel.Config:
     """Returns a small one that reads texts itself and makes coloured pictures of 16 pixels."""
     return sd3(
         num_layers=4, num_heads=4, head_dim=32, num_channels=3, image_size=16, patch_size=2, text_dim=64, pooled_dim=64,
-        text_length=text_length, max_size=8, qk_norm=True, text=_reader(64, vocab_size, text_length), shift=1.0,
+        text_length=text_length, max_size=8, qk_norm=True, shift=1.0,
+        encoder=text_reader(input_dim=64, vocab_size=vocab_size, length=text_length),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from kanawa_layers.models.diffusion import DiffusionModel
 from kanawa_layers.models.video_transformer import VideoTransformer
 from kanawa_layers.positions.space_time import SpaceTimeRotary
 from kanawa_layers.recipes.hf_config import Foreign, Key, arguments, expect, written
+from kanawa_layers.recipes.text_encoders import encoder_from_hf, encoder_to_hf
 from kanawa_layers.stack.repeated import RepeatedStack
 
 #: The class of `diffusers`, which its config.json names in place of a model_type.
@@ -128,12 +129,13 @@ def from_hf(config: Foreign) -> DiffusionModel.Config:
         pos_embed_seq_len=None,
     )
     patch = tuple(config.get("patch_size", (1, 2, 2)))
-    return wan(
+    made = wan(
         **arguments(config, _KEYS),
         head_dim=config["attention_head_dim"],
         patch=(patch[0], patch[1], patch[2]),
         cross_norm=config.get("cross_attn_norm", True),
     )
+    return made.set(encoder=encoder_from_hf(config))
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:
@@ -143,6 +145,7 @@ def to_hf(cfg: Any) -> dict[str, Any]:
     return {
         "_class_name": CLASS,
         **written(cfg, _KEYS),
+        **encoder_to_hf(cfg),
         "attention_head_dim": network.input_dim // layer.attention.num_heads,
         "out_channels": network.num_channels,
         "patch_size": list(network.patch),

@@ -14,7 +14,7 @@ from kanawa.status import stage, stages_shown
 
 from kanawa_runtime.api.evaluation import evaluated
 from kanawa_runtime.api.generation import TOKENS, Prompts, generated
-from kanawa_runtime.api.pictures import GUIDANCE, pictures_of
+from kanawa_runtime.api.pictures import pictures_of
 from kanawa_runtime.api.task_evaluation import task_results
 from kanawa_runtime.checkpoint.layout import EVENTS
 from kanawa_runtime.data.other_data import reads_files
@@ -29,6 +29,7 @@ from kanawa_runtime.runs.run_path import check_is_directory, check_is_run, looks
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.generate import SamplingConfig, check_generates
+from kanawa_runtime.serve.pictures.maker import GUIDANCE
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import address_of, stands_for
 from kanawa_runtime.train.outcome import Outcome
@@ -195,7 +196,7 @@ class Run(TrainedRun):
 
     def pictures(
         self,
-        labels: Sequence[int | str] | None = None,
+        labels: Sequence[int | str] | str | None = None,
         *,
         count: int = 1,
         seed: int = 0,
@@ -203,7 +204,7 @@ class Run(TrainedRun):
         guidance: float = GUIDANCE,
         sampler: str | None = None,
     ) -> list[Picture]:
-        """Returns `count` pictures of each label, all by default; see `TrainedRun.pictures`."""
+        """Returns `count` pictures of each label, all by default, or of each text; see `TrainedRun.pictures`."""
         opened = self.opened()
         with stages_shown(), stage("making pictures"):
             return pictures_of(opened, labels, count, seed, steps, guidance, sampler)

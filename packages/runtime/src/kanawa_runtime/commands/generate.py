@@ -33,7 +33,8 @@ def command() -> Command:
             "kanawa generate runs/diffusion --prompt def --denoising-steps 32\n"
             "kanawa generate runs/quickstart --input prompts.jsonl --output answers.jsonl\n"
             'kanawa generate downloads/llava --prompt "What is it?" --picture 0001.jpg --temperature 0\n'
-            "kanawa generate runs/dit-tiny --label 3 --pictures-to out/ --steps 20 --guidance 2"
+            "kanawa generate runs/dit-tiny --label 3 --pictures-to out/ --steps 20 --guidance 2\n"
+            'kanawa generate runs/mmdit-tiny "a red star" --pictures-to out/ --count 4'
         ),
     )
 
@@ -41,6 +42,7 @@ def command() -> Command:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.add_argument("run_directory", metavar="RUN", help="a run directory, or a Hugging Face folder")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="text to continue, or of pictures (as --prompt)")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue (repeatable)")
     parser.add_argument("--prompt-ids", action="append", metavar="1,2,3", help="token ids to continue")
     parser.add_argument(
@@ -70,6 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates; returns 0, or 1 where lines of a file have errors."""
+    args.prompt = [*args.texts, *(args.prompt or [])] or None
     if args.pictures is not None:
         return generate_pictures.generate_pictures(args)
     generate_pictures.refuse_without_pictures(args)

@@ -11,7 +11,7 @@ from kanawa.local_path import local_path
 from kanawa.status import stage
 
 #: Options of `generate` that are about text.
-_OF_TEXT = ("prompt", "prompt_ids", "picture", "input", "output", "top_k", "top_p")
+_OF_TEXT = ("prompt_ids", "picture", "input", "output", "top_k", "top_p")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     words = "write pictures there, of a model that makes some"
     pictures.add_argument("--pictures-to", dest="pictures", metavar="DIR", help=words)
     pictures.add_argument("--label", action="append", metavar="L", help="of what: a name or number (repeatable)")
-    pictures.add_argument("--count", type=int, default=1, metavar="N", help="pictures of each label (default 1)")
+    pictures.add_argument(
+        "--count", type=int, default=1, metavar="N", help="pictures of each label or text (default 1)"
+    )
     pictures.add_argument("--steps", type=int, metavar="N", help="calls of the model a picture (default: the run's)")
-    pictures.add_argument("--guidance", type=float, metavar="G", help="how far towards the label (default 2; 1: as is)")
+    pictures.add_argument("--guidance", type=float, metavar="G", help="how far towards it (default 2; 1: as is)")
     pictures.add_argument("--sampler", metavar="NAME", help="see `kanawa list picture_samplers` (default: the run's)")
 
 
@@ -38,12 +40,12 @@ def generate_pictures(args: argparse.Namespace) -> int:
     """Writes the pictures; returns 0. Raises UsageError for a folder that holds some already."""
     import kanawa as kn
 
-    from kanawa_runtime.api.pictures import GUIDANCE
     from kanawa_runtime.runs.media import png_bytes
+    from kanawa_runtime.serve.pictures.maker import GUIDANCE
 
     text = next((name for name in _OF_TEXT if getattr(args, name)), None)
     if text is not None:
-        fitting = "--pictures-to takes --label, --seed, --steps and --guidance"
+        fitting = "--pictures-to takes texts or --label, --seed, --steps and --guidance"
         message = f"--{text.replace('_', '-')} is about text; {fitting}"
         raise UsageError(message)
     out = local_path(args.pictures, "--pictures-to")
@@ -53,7 +55,10 @@ def generate_pictures(args: argparse.Namespace) -> int:
     opened = kn.open(args.run_directory, on=args.on, step=args.step, modify=args.modify)
     guidance = GUIDANCE if args.guidance is None else args.guidance
     settings = {"count": args.count, "seed": args.seed, "steps": args.steps, "sampler": args.sampler}
-    made = opened.pictures(args.label, guidance=guidance, **settings)
+    if args.label and args.prompt:
+        message = "--label and texts were both given; a model makes pictures of one of them"
+        raise UsageError(message)
+    made = opened.pictures(args.label or args.prompt, guidance=guidance, **settings)
     with stage(f"writing {out}"):
         out.mkdir(parents=True, exist_ok=True)
         for number, picture in enumerate(made):

@@ -161,7 +161,15 @@ def _opened(
 ) -> "ServedModel":
     """Returns the model behind its engine; what it shares with another server is stopped by `paired`."""
     from kanawa_runtime.serve.disaggregated.pairing import pairing_of
-    from kanawa_runtime.serve.http.from_run import pooled_model, pools, served_model, transcribes, transcribing_model
+    from kanawa_runtime.serve.http.from_run import (
+        drawing_model,
+        draws,
+        pooled_model,
+        pools,
+        served_model,
+        transcribes,
+        transcribing_model,
+    )
 
     shared: dict[str, Any] = {"name": args.name, "step": args.step, "target": args.on, "modifiers": tuple(args.modify)}
     if pools(directory, args.pool):
@@ -171,6 +179,9 @@ def _opened(
         refuse_generation(args)
         require_serving("serve", "python_multipart")
         return transcribing_model(directory, config.engine, **shared)
+    if draws(directory):
+        refuse_generation(args)
+        return drawing_model(directory, config.engine, **shared)
     template = _path(args.chat_template)
     pairing = pairing_of(args.prefill_listen, args.prefill_from, _path(args.pages_token_file))
     if pairing is not None:

@@ -1,17 +1,15 @@
 """Rows of random latents with states of texts, for plans, benchmarks and tests: nothing to decode or wait for."""
 
-import functools
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 
 import numpy as np
-from kanawa.config import Size, to_json
+from kanawa.config import Size
 from kanawa.contracts import TextLatentsBatch
-from kanawa.contracts.data import DataSource, RowField
+from kanawa.contracts.data import RowField
 
 from kanawa_runtime.data.permutation import random_words
+from kanawa_runtime.data.random_rows import RandomRows
 
 
 def unit_noise(shape: tuple[int, ...], *key: int) -> np.ndarray:
@@ -20,14 +18,13 @@ def unit_noise(shape: tuple[int, ...], *key: int) -> np.ndarray:
     return ((uniform - np.float32(0.5)) * np.float32(12**0.5)).reshape(shape)
 
 
-class RandomLatents(DataSource):
+class RandomLatents(RandomRows):
     """Latents of pictures or videos, and what encoders made of texts, both drawn from uniform numbers of variance 1."""
 
-    packed = False
     batch = TextLatentsBatch
     unit = "videos"
 
-    class Config(DataSource.Config):
+    class Config(RandomRows.Config):
         #: Of a row's latents: rows, columns and channels, with frames in front for videos.
         shape: tuple[Size, ...] = (64, 64, 16)
         text_length: Size = 77
@@ -56,17 +53,10 @@ class RandomLatents(DataSource):
         """The configured count."""
         return self.config.num_rows
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """Sha256 (hex) of the config."""
-        return hashlib.sha256(json.dumps(to_json(self.config), sort_keys=True).encode()).hexdigest()
-
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Returns row `index`; see `DataSource.row`."""
         cfg = self.config
-        if index < 0 or (cfg.num_rows is not None and index >= cfg.num_rows):
-            message = f"row {index} doesn't exist: num_rows={cfg.num_rows}"
-            raise IndexError(message)
+        self.check_index(index)
         key = (cfg.seed or 0, index)
         row = {
             "images": unit_noise(cfg.shape, *key, 0),

@@ -157,8 +157,12 @@ class TokenizedRows(SingleRows):
 
     def whole_ids(self, text: str, length: int) -> tuple[np.ndarray, bool]:
         """Returns the ids of a text, int32, at most `length` of them, and whether the text's end was cut off."""
-        tokenizer = self.tokenizer
-        before, after = tokenizer.prefix_ids, tokenizer.suffix_ids or tokenizer.stop_ids[:1]
-        own, room = tokenizer.encode(text), max(length - len(before) - len(after), 0)
-        whole = [*before, *own[:room].tolist(), *after][:length]
-        return np.asarray(whole, np.int32), len(own) > room
+        return whole_ids(self.tokenizer, text, length)
+
+
+def whole_ids(tokenizer: Tokenizer, text: str, length: int) -> tuple[np.ndarray, bool]:
+    """Returns a text's ids between what texts of a tokenizer begin and end with, and whether its end was cut off."""
+    before, after = tokenizer.prefix_ids, tokenizer.suffix_ids or tokenizer.stop_ids[:1]
+    own, room = tokenizer.encode(text), max(length - len(before) - len(after), 0)
+    whole = [*before, *own[:room].tolist(), *after][:length]
+    return np.asarray(whole, np.int32), len(own) > room

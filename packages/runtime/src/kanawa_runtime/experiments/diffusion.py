@@ -1,8 +1,11 @@
-"""Diffusion: a small model learns to draw digits, or pictures of one's own, and DiT-XL/2 at its published batch."""
+"""Diffusion: small models learn to draw digits, shapes by a text, or one's own pictures; DiT-XL/2 as published."""
+
+from typing import Any
 
 import kanawa as kn
-from kanawa.contracts import PrecisionConfig
+from kanawa.contracts import DataSource, PrecisionConfig
 
+from kanawa_runtime.data.images.drawn_captions import DrawnCaptions
 from kanawa_runtime.data.images.drawn_digits import STROKES, DrawnDigits
 from kanawa_runtime.data.images.labelled_latents import LabelledLatents
 from kanawa_runtime.learn.adamw import AdamW
@@ -13,7 +16,7 @@ from kanawa_runtime.learn.schedules import Constant, WarmupCosine
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
 from kanawa_runtime.train.trainer import Trainer
 
-STEPS = 1000
+STEPS, TEXT_STEPS = 1000, 800
 
 
 def dit_tiny() -> kn.Config:
@@ -21,11 +24,25 @@ def dit_tiny() -> kn.Config:
     model = kn.component("models", "dit-tiny", asker="kanawa-runtime")()
     model.set(num_classes=len(STROKES), class_names=tuple(map(str, range(len(STROKES)))))
     model.denoiser.stack.set(scan=False)  # four layers compile in a few seconds, and a loop copies its slices each step
+    return _small(model, DrawnDigits.Config(), STEPS)
+
+
+def mmdit_tiny() -> kn.Config:
+    """Returns a model that draws shapes of 16 pixels by a text, which it reads itself; `--data` names other pairs."""
+    model = kn.component("models", "mmdit-tiny", asker="kanawa-runtime")()
+    for stack in (*model.denoiser.stack.stacks, model.encoder.stack):
+        stack.set(scan=False)
+    data = DrawnCaptions.Config()
+    data.fit(model)
+    return _small(model, data, TEXT_STEPS)
+
+
+def _small(model: Any, data: DataSource.Config, steps: int) -> kn.Config:
     return Trainer.Config(
         model=model,
-        data=DrawnDigits.Config(),
+        data=data,
         batch_size=32,
-        steps=STEPS,
+        steps=steps,
         learner=Learner.Config(
             optimizer=Muon.Config(newton_schulz_steps=3),
             schedule=WarmupCosine.Config(peak=1e-2, warmup_fraction=0.1, final_fraction=0.02),

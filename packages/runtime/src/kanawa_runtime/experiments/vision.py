@@ -44,16 +44,6 @@ def vlm_tiny() -> kn.Config:
     return _trained(model, data, peak=4e-3, steps=4 * STEPS)
 
 
-def mmdit_tiny() -> kn.Config:
-    """Returns a diffusion model that draws captions in 16 pixels: many minutes on two cores; `--data` names others."""
-    model = kn.component("models", "mmdit-tiny", asker="kanawa-runtime")()
-    for stack in (*model.denoiser.stack.stacks, model.denoiser.text.stack):
-        stack.set(scan=False)
-    data = DrawnCaptions.Config()
-    data.fit(model)
-    return _trained(model, data, peak=4e-3, steps=2 * STEPS)
-
-
 def vae_tiny() -> kn.Config:
     """Returns an autoencoder of pictures of 32 pixels: a few minutes on two cores; `--data` names others."""
     model = kn.component("models", "vae-tiny", asker="kanawa-runtime")()

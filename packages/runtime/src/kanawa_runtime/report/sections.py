@@ -161,22 +161,22 @@ def _pairs(figures: Sequence[str]) -> str:
 
 
 def samples(runs: Runs, names: Names) -> str:
-    """What the model made at first, last, and once between, so that the change shows: text after a prompt, pictures."""
-    blocks, writes = [], False
+    """What the model made at first, last, and once between: text after a prompt, pictures, or words for media."""
+    blocks, writes, about = [], False, "Of the same noise each time."
     for run, name in zip(runs, names, strict=True):
         records = run.of("sample")
         chosen = [records[i] for i in sorted({0, len(records) // 2, len(records) - 1})] if records else []
         for record in chosen:
             text, prompt = visible(str(record.get("text", ""))), str(record.get("prompt", ""))
             where = f"after {record.get('step', '?')} updates" + (f", {name}" if len(runs) > 1 else "")
-            shown = gallery(media_of(record))
+            shown, about = gallery(media_of(record)), str(record.get("about") or about)
             if not shown:
                 shown, writes = f"<pre><b>{escape(prompt)}</b>{escape(text)}</pre>", True
             if record.get("error"):
                 shown = f'<p class="warn">none: {escape(str(record["error"]))}</p>'
             blocks.append(card(f"<h3>{escape(where)}</h3>{shown}"))
     said = "The prompt is bold; what follows is the model's, the same draws each time."
-    note = f'<p class="note">{said if writes else "Of the same noise each time."}</p>'
+    note = f'<p class="note">{said if writes else escape(about)}</p>'
     return section("Samples", note + "".join(blocks)) if blocks else ""
 
 

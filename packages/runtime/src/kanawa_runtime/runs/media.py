@@ -58,6 +58,15 @@ def media_of(record: Mapping[str, Any]) -> list[Medium]:
     return found
 
 
+def wav(samples: np.ndarray, rate: int, text: str = "") -> Medium:
+    """Returns a sound of one channel, from -1 to 1, `rate` samples a second, as a WAV file of 16 bits."""
+    data = (np.clip(samples, -1.0, 1.0) * 32767).astype("<i2").tobytes()
+    # PCM, one channel: bytes a second, bytes a sample and bits a sample.
+    kind = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)
+    chunks = b"".join(name + struct.pack("<I", len(body)) + body for name, body in ((b"fmt ", kind), (b"data", data)))
+    return Medium("audio/wav", b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks, text)
+
+
 def png(pixels: np.ndarray, text: str = "") -> Medium:
     """Returns a picture of uint8 pixels [height, width, 1 or 3]."""
     return Medium("image/png", png_bytes(pixels), text)

@@ -104,7 +104,9 @@ def open_run(
     saved_cfg = cfg.clone()
     if serves:
         cfg.set(model=without_companions(cfg.model))
-        if stored is not None and cfg.model._target.batch_of(cfg.model) is not Batch:
+        wanted = cfg.model._target.batch_of(cfg.model)
+        # What was imported has rows of tokens as a stand-in, whatever its model learns from.
+        if wanted is not Batch and (stored is not None or cfg.data._target.batch is not wanted):
             cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
         target = target or _all_devices(cfg, modifiers, overrides)
         # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.

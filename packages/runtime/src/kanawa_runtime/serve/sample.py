@@ -4,12 +4,26 @@ import logging
 from typing import Any
 
 import jax
-from kanawa.contracts import CausalLM, DataSource, Environment, MakesPictures
+from kanawa.contracts import (
+    CausalLM,
+    DataSource,
+    Environment,
+    ImageChatBatch,
+    MakesPictures,
+    ReadsPictures,
+    Recognises,
+    Transcribes,
+)
 
+from kanawa_runtime.data.speech.source import SpeechSource
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.serve.examples.answered import AnswerSampler
+from kanawa_runtime.serve.examples.recognised import RecognitionSampler
+from kanawa_runtime.serve.examples.sampler import MediaSampler
+from kanawa_runtime.serve.examples.transcribed import TranscriptSampler
 from kanawa_runtime.serve.generate import SamplingConfig, TextWriter
 from kanawa_runtime.serve.growing_text import text_after
-from kanawa_runtime.serve.pictures.samples import PictureSampler
+from kanawa_runtime.serve.pictures.samples import PictureSampler, subjects_of
 from kanawa_runtime.serve.unmasking import generator_of, prompt_to_fill_after
 
 logger = logging.getLogger(__name__)
@@ -54,17 +68,25 @@ class Sampler:
         return text_after(self._tokenizer, prompt, completion.token_ids)
 
 
-def sampler_of(
-    prompt: str, model: Any, source: DataSource, environment: Environment
-) -> Sampler | PictureSampler | None:
-    """Returns the sampler of an experiment; None of text without a prompt, for what makes neither, and in a gang.
+def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | MediaSampler | None:
+    """Returns the sampler of an experiment; None of text without a prompt, of what can't be shown, and in a gang.
 
     In a gang every process would have to decode too, and one that failed would block the others.
     """
-    if isinstance(model, MakesPictures) and jax.process_count() == 1:
-        made = type(model).made_by(model.config)
-        return None if made.is_latent or made.prompt_length is not None else PictureSampler(model, environment)
-    tokenizer = source.tokenizer if prompt else None
-    if not isinstance(tokenizer, Tokenizer) or not isinstance(model, CausalLM) or jax.process_count() > 1:
+    if jax.process_count() > 1:
+        return None
+    if isinstance(model, MakesPictures):
+        subjects = subjects_of(type(model).made_by(model.config), source)
+        return PictureSampler(model, environment, subjects) if subjects else None
+    if isinstance(model, Recognises):
+        return RecognitionSampler(model, source, environment)
+    if isinstance(model, Transcribes) and isinstance(source, SpeechSource):
+        return TranscriptSampler(model, source, environment)
+    tokenizer = source.tokenizer
+    if not isinstance(tokenizer, Tokenizer) or not isinstance(model, CausalLM):
+        return None
+    if isinstance(model, ReadsPictures) and source.batch is ImageChatBatch:
+        return AnswerSampler(model, tokenizer, source, environment)
+    if not prompt:
         return None
     return Sampler(model, tokenizer, prompt, environment)

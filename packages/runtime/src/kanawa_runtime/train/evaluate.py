@@ -8,7 +8,16 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from kanawa.contracts import Batch, DataSource, Environment, MakesPictures, Program
+from kanawa.contracts import (
+    Batch,
+    DataSource,
+    Environment,
+    MakesPictures,
+    Program,
+    ReadsPictures,
+    Recognises,
+    Transcribes,
+)
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 from kanawa.plugins import component
@@ -170,8 +179,8 @@ class Sampler(Protocol):
 
 
 def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:
-    """Returns the sampler of an experiment; None without a prompt, and for what makes neither text nor pictures."""
-    if not prompt and not isinstance(model, MakesPictures):
+    """Returns the sampler of an experiment; None of text without a prompt, and of what can't be shown or played."""
+    if not prompt and not isinstance(model, MakesPictures | Recognises | Transcribes | ReadsPictures):
         return None
     sampler: Sampler | None = component("samplers", _NAME, asker="kanawa-runtime")(prompt, model, source, environment)
     return sampler

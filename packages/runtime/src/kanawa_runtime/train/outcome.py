@@ -87,7 +87,10 @@ def ending(
         asked = "--prompt-ids 1,2,3"
         if source.tokenizer is not None:
             asked = f"--prompt {shlex.quote(prompt or 'Once upon a time')}"
-        asked = "--pictures-to pictures/" if draws else asked
+        if draws:
+            example = source.shown(source.row(0)) if source.tokenizer is not None else None
+            text = "" if example is None else example.text
+            asked = f"{shlex.quote(prompt or text)} --pictures-to pictures/" if text else "--pictures-to pictures/"
         following = [f"kanawa generate {run} {asked}"] if generates or draws else []
         following += [f"kanawa eval {run}"] if source.held_out() is not None else []
         for number, one in enumerate([*following, f"kanawa report {run}"]):

@@ -23,6 +23,7 @@ from kanawa.contracts import (
     StoredAdapter,
     StoredModel,
     companions_of,
+    pretrained_parts,
     without_companion_params,
     without_companions,
 )
@@ -319,8 +320,10 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     with attempt.screen.phase("making new parameters"), attempt.sections.within("initialise"):
         state: TrainState = init.lower().compile()()
     if not source:
+        state = _with_pretrained(attempt, state, abstract, frozenset())
         return Origin("new"), _with_companions(attempt, state, abstract)
     account = None
+    begun_here: Mapping[str, Any] = {}
     module: Any = attempt.trainer.model
     own = unflatten_paths(without_companion_params(flatten_paths(abstract.params), module))
     trained = without_companions(module.config).build() if companions_of(module) else module
@@ -331,6 +334,7 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
             begun = fitted(stored, trained)
             if adapter is not None:
                 begun = flatten_paths(with_adapter_factors(trained, unflatten_paths(begun), adapter.factors))
+            begun_here = begun
             params = flatten_paths(state.params) | flatten_paths(place(begun, own))
             old = flatten_paths(state.state)
             kept = without_companion_params(flatten_paths(abstract.state), module)
@@ -342,11 +346,13 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
             account = matched(mapping, begins, new, source)
             there = {path: begins[theirs] for path, theirs in account.taken.items()}
             here = {path: leaf for path, leaf in flatten_paths(abstract.params).items() if path in there}
+            begun_here = there
             taken = flatten_paths(place(there, unflatten_paths(here)))
             state = state._replace(params=unflatten_paths(flatten_paths(state.params) | taken))
     attempt.journal.write("initialised_from", path=source, **({} if account is None else account.as_json()))
     for line in () if account is None else account.lines():
         attempt.screen.say(line)
+    state = _with_pretrained(attempt, state, abstract, frozenset(begun_here))
     return Origin("initialised", path=source), _with_companions(attempt, state, abstract)
 
 
@@ -391,6 +397,23 @@ def _with_companions(attempt: Attempt, state: TrainState, abstract: TrainState) 
                 new = flatten_paths(place(found[group], unflatten_paths(here)))
             arrays[group] |= {top + name: leaf for name, leaf in new.items()}
     return state._replace(params=unflatten_paths(arrays["params"]), state=unflatten_paths(arrays["state"]))
+
+
+def _with_pretrained(attempt: Attempt, state: TrainState, abstract: TrainState, begun: frozenset[str]) -> TrainState:
+    """Returns the state with the parts that other models hold, but for those that begin with the run's own source."""
+    arrays, wanted = flatten_paths(state.params), flatten_paths(abstract.params)
+    for path, part in pretrained_parts(attempt.trainer.model).items():
+        source, top = part.config.source, f"{path}."
+        here = {name.removeprefix(top): leaf for name, leaf in wanted.items() if name.startswith(top)}
+        if any(top + name in begun for name in here):
+            continue
+        with attempt.screen.phase(f"reading {shown(source)}"), attempt.sections.within("restore"):
+            stored = stored_model(Path(source))
+            check_sound(stored, source)
+            found = fitted(dataclasses.replace(stored, params=part.taken(stored.params)), part)
+            arrays |= {top + name: leaf for name, leaf in flatten_paths(place(found, unflatten_paths(here))).items()}
+        attempt.journal.write("part_from", part=path, path=source)
+    return state._replace(params=unflatten_paths(arrays))
 
 
 def _compiled(attempt: Attempt, program: Program | SplitProgram, kernels: KernelRecord) -> tuple[Any, bool]:

@@ -1,27 +1,24 @@
 """Rows of random latents with random labels, for plans and benchmarks: nothing can be learned of them."""
 
-import functools
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from kanawa.config import Size, to_json
-from kanawa.contracts import DataSource, ImageBatch, RowField
+from kanawa.config import Size
+from kanawa.contracts import ImageBatch, RowField
 
 from kanawa_runtime.data.permutation import random_words
 from kanawa_runtime.data.random_latents import unit_noise
+from kanawa_runtime.data.random_rows import RandomRows
 
 
-class LabelledLatents(DataSource):
+class LabelledLatents(RandomRows):
     """Uniform numbers of mean 0 and variance 1, [height, width, channels], without end."""
 
     batch = ImageBatch
     unit: ClassVar[str] = "images"
-    packed = False
 
-    class Config(DataSource.Config):
+    class Config(RandomRows.Config):
         height: Size = 32
         width: Size = 32
         channels: Size = 4
@@ -47,17 +44,10 @@ class LabelledLatents(DataSource):
         scalars = {"target_ids": RowField((), "int32", ()), "loss_weights": RowField((), "float32", ())}
         return {"images": images, **scalars}
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """Sha256 (hex) of the config."""
-        return hashlib.sha256(json.dumps(to_json(self.config), sort_keys=True).encode()).hexdigest()
-
     def row(self, index: int) -> dict[str, Any]:
         """Returns row `index`; see `DataSource.row`."""
         cfg = self.config
-        if index < 0:
-            message = f"row {index} doesn't exist: rows count from 0"
-            raise IndexError(message)
+        self.check_index(index)
         label = random_words(1, cfg.seed or 0, index, 1)[0] % np.uint64(cfg.num_classes)
         return {
             "images": unit_noise((cfg.height, cfg.width, cfg.channels), cfg.seed or 0, index, 0),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kanawa.contracts import MakesPictures
 from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_bytes, guarded_json, parsed_json
 
@@ -188,14 +189,23 @@ def tokenizer_of(run: OpenedRun) -> Tokenizer | None:
     if file is None:
         return None
     tokenizer = load_tokenizer(file)
-    rows = run.composition.config.model.vocab_size
-    if tokenizer.vocab_size > rows:
+    rows = _rows_of(run.composition.config.model)
+    if rows is not None and tokenizer.vocab_size > rows:
         message = (
             f"the tokenizer {file} has {tokenizer.vocab_size} ids, but the model has rows for {rows}: they don't "
             "belong together; put the model's own tokenizer there"
         )
         raise UsageError(message)
     return tokenizer
+
+
+def _rows_of(model: Any) -> int | None:
+    """Returns how many ids a model knows; None of one whose config doesn't say."""
+    kind = model._target
+    if isinstance(kind, type) and issubclass(kind, MakesPictures):
+        return kind.made_by(model).vocab_size
+    rows: int | None = vars(model).get("vocab_size")
+    return rows
 
 
 def no_tokenizer(run: OpenedRun) -> UsageError:

@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kanawa.config import to_json
-from kanawa.contracts import CausalLM, ReadsPictures, RepresentsText, Transcribes
+from kanawa.contracts import CausalLM, MakesPictures, ReadsPictures, RepresentsText, Transcribes
 from kanawa.errors import UsageError
 
 from kanawa_runtime.data.chats.picture_marks import PictureMarks
@@ -13,6 +14,7 @@ from kanawa_runtime.data.chats.template import ChatTemplate, template_of
 from kanawa_runtime.data.images.decode import pillow
 from kanawa_runtime.data.speech.letters import Letters
 from kanawa_runtime.data.speech.source import SpeechSource
+from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.data.tokenizers.load import other_tokenizers, tokenizer_of, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.adapter_folder import load_adapter
@@ -28,6 +30,7 @@ from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.generate import check_generates
 from kanawa_runtime.serve.http.config import TrainingConfig
 from kanawa_runtime.serve.http.served_model import ServedModel, special_texts
+from kanawa_runtime.serve.pictures.engine import DrawingEngine
 from kanawa_runtime.serve.pooling.engine import Pooling, PoolingEngine
 from kanawa_runtime.serve.speech.engine import TranscribingEngine
 from kanawa_runtime.serve.speech.transcriber import rules_of
@@ -147,11 +150,48 @@ def pooled_model(
 
 def transcribes(directory: Path) -> bool:
     """Returns whether the model of a folder, or of a run, is one of speech that transcribes."""
+    return _holds(directory, Transcribes)
+
+
+def draws(directory: Path) -> bool:
+    """Returns whether the model of a folder, or of a run, makes pictures."""
+    return _holds(directory, MakesPictures)
+
+
+def _holds(directory: Path, role: type) -> bool:
     stored = outline_of(directory)
     if stored is None and not looks_like_run(directory):
         return False
     model = stored.config if stored is not None else read_config(directory).model
-    return model._target is not None and issubclass(model._target, Transcribes)
+    return model._target is not None and issubclass(model._target, role)
+
+
+def drawing_model(
+    directory: Path,
+    config: EngineConfig,
+    *,
+    name: str | None = None,
+    step: int | None = None,
+    target: str | None = None,
+    modifiers: tuple[str, ...] = (),
+) -> ServedModel:
+    """Returns the model of a folder behind an engine that makes pictures and has not started yet."""
+    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
+    model: Any = opened.composition.config.model
+    # One of labels reads no texts; servers have a tokenizer of every model.
+    is_text = model._target.made_by(model).prompt_length is not None
+    tokenizer = _tokenizer(opened, directory) if is_text else ByteTokenizer.Config().build()
+    served = ServedModel(
+        name=name or directory.resolve().name,
+        engine=DrawingEngine(opened, config, tokenizer),
+        tokenizer=tokenizer,
+        template=template_of({}),
+        no_grammars="this model makes pictures",
+        step=opened.step,
+    )
+    architecture = to_json(model)
+    served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
+    return served
 
 
 def transcribing_model(

@@ -21,10 +21,13 @@ from kanawa_runtime.serve.http.protocol import (
 )
 from kanawa_runtime.serve.http.route import TAKES, Operation
 from kanawa_runtime.serve.http.service import Service
+from kanawa_runtime.serve.pictures.engine import DrawingEngine
 
 
 def routes(service: Service) -> Iterator[Operation]:
-    """Yields the routes of a model with a tokenizer."""
+    """Yields the routes of a model that reads texts."""
+    if isinstance(service.model.engine, DrawingEngine) and not service.model.engine.wishes.is_text:
+        return
     tokens, ids = tokenize_request(service.config), detokenize_request(service.model.engine.limits)
     tokenize, detokenize = partial(_answer_tokenize, service, tokens), partial(_answer_detokenize, service, ids)
     info = partial(_answer_tokenizer_info, service)

@@ -17,15 +17,16 @@ from kanawa.plugins import component, host
 SAMPLERS = "picture_samplers"
 #: Rows of a call: more are made in turn.
 ROWS = 16
+#: How far pictures go towards their labels or texts where nothing is said, as most papers show them.
+GUIDANCE = 2.0
 _SEEDS = 2**32
-_SHOWN = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """One picture: its label's id (None of a model without labels) and the seed of its noise."""
+    """One picture: its label's id, or the ids of its text (None of a model of neither), and the seed of its noise."""
 
-    label: int | None
+    wish: int | tuple[int, ...] | None
     seed: int
 
 
@@ -51,38 +52,25 @@ def with_sampler(model: Any, sampler: str | None, steps: int | None) -> Any:
     return changed
 
 
-def label_id(made: Made, label: int | str) -> int:
-    """Returns the id of a label, a name or a number; raises UsageError for one that the model doesn't know."""
-    if not made.num_labels:
-        message = f"the model makes pictures without labels, and {label!r} was asked for"
-        raise UsageError(message)
-    names = made.label_names
-    if str(label) in names:
-        return names.index(str(label))
-    number = int(label) if str(label).isdecimal() else -1
-    if 0 <= number < made.num_labels:
-        return number
-    known = f"0 to {made.num_labels - 1}"
-    if names:
-        shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-        known = f"{shown}{did_you_mean(str(label), names)}, or their numbers, {known}"
-    message = f"label {label!r} is none of the model's {made.num_labels}: {known}"
-    raise UsageError(message)
-
-
 class PictureMaker:
     """Makes pictures with one model; the program is compiled at the first call, one with guidance and one without."""
 
     def __init__(
-        self, model: MakesPictures, params: Any, state: Any = None, environment: Environment | None = None
+        self,
+        model: MakesPictures,
+        params: Any,
+        state: Any = None,
+        environment: Environment | None = None,
+        rows: int = ROWS,
     ) -> None:
-        """Takes a built model and its parameters."""
+        """Takes a built model and its parameters; `rows` are made at a time."""
+        self.rows = rows
         self.made: Made = type(model).made_by(model.config)
         self.environment = for_purpose(environment or Environment(), "prefill")
         self.load(params, state)
 
-        def make(params: Any, state: Any, labels: Any, seeds: Any, guidance: Any) -> Any:
-            return kn.functional(model, "make_pictures")(params, state, labels, seeds, guidance)[0]
+        def make(params: Any, state: Any, wanted: Any, seeds: Any, guidance: Any) -> Any:
+            return kn.functional(model, "make_pictures")(params, state, wanted, seeds, guidance)[0]
 
         self._make = jax.jit(make)
 
@@ -96,15 +84,41 @@ class PictureMaker:
 
     def make(self, asked: Sequence[Asked], guidance: float | None = None) -> np.ndarray:
         """Returns the pictures, [N, height, width, channels]: uint8, or fp32 latents of a model without a decoder."""
-        made = [self._some(asked[at : at + ROWS], guidance) for at in range(0, len(asked), ROWS)]
+        return self.make_each(asked, [guidance] * len(asked))
+
+    def make_each(self, asked: Sequence[Asked], guidance: Sequence[float | None]) -> np.ndarray:
+        """Returns the pictures, each with guidance of its own: none at all, or all with some."""
+        made = [self._some(asked[at : at + self.rows], guidance[at : at + self.rows]) for at in self._starts(asked)]
         return np.concatenate(made) if made else np.zeros((0, *self.made.shape), np.uint8)
 
-    def _some(self, asked: Sequence[Asked], guidance: float | None) -> np.ndarray:
+    def _starts(self, asked: Sequence[Asked]) -> range:
+        return range(0, len(asked), self.rows)
+
+    def _some(self, asked: Sequence[Asked], guidance: Sequence[float | None]) -> np.ndarray:
         # Always as many rows, so that nothing is compiled again; a row doesn't depend on the others.
-        rows = [*asked, *[asked[-1]] * (ROWS - len(asked))]
-        labels = None if rows[0].label is None else jnp.asarray([row.label for row in rows], jnp.int32)
+        more = self.rows - len(asked)
+        rows = [*asked, *[asked[-1]] * more]
         seeds = jnp.asarray([row.seed % _SEEDS for row in rows], jnp.uint32)
-        # A weight of 1 is the model as it is, which takes half the work.
-        strength = None if labels is None or guidance in (None, 1.0) else jnp.full(ROWS, guidance, jnp.float32)
+        strength = None
+        if rows[0].wish is not None and is_guided(guidance[0]):
+            strength = jnp.asarray([*guidance, *[guidance[-1]] * more], jnp.float32)
         with self.environment.active():
-            return np.asarray(self._make(self.params, self.state, labels, seeds, strength))[: len(asked)]
+            made = self._make(self.params, self.state, self._wanted(rows), seeds, strength)
+            return np.asarray(made)[: len(asked)]
+
+    def _wanted(self, rows: Sequence[Asked]) -> Any:
+        """Returns labels [rows], or ids [rows, length], -1 past a text's end."""
+        if rows[0].wish is None:
+            return None
+        if self.made.prompt_length is None:
+            return jnp.asarray([row.wish for row in rows], jnp.int32)
+        ids = np.full((len(rows), self.made.prompt_length), -1, np.int32)
+        for place, row in enumerate(rows):
+            assert isinstance(row.wish, tuple)
+            ids[place, : len(row.wish)] = row.wish
+        return jnp.asarray(ids)
+
+
+def is_guided(guidance: float | None) -> bool:
+    """Returns whether the model is asked twice: a weight of 1 is the model as it is, which takes half the work."""
+    return guidance not in (None, 1.0)

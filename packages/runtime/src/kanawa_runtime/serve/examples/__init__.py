@@ -1,0 +1,1 @@
+"""What models in training make of held-out pictures and sounds, as media that reports show and play."""
