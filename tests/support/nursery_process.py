@@ -34,6 +34,8 @@ def born(order: dict) -> None:
         for target, source in ((0, null), (1, said), (2, said)):
             os.dup2(source, target)
         os.environ.update(order["environment"])
+        # Where the order names a path of its own, modules are looked for there first.
+        sys.path[:0] = [entry for entry in order["environment"].get("PYTHONPATH", "").split(os.pathsep) if entry]
         sys.argv = ["kanawa", *order["argv"]]
         from kanawa.cli.main import main
 
