@@ -21,6 +21,7 @@ from drills import (
     record_drill,  # noqa: F401
     settle_hypothesis,
 )
+from nursery import Nursery
 from replay.pages import RUN
 from replay.replay import Replay
 from warm_command import WarmCommand
@@ -89,6 +90,13 @@ def warm_command(tmp_path_factory):
     path = {"PYTHONPATH": tiny_lm.FOLDER, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
     with WarmCommand(tmp_path_factory.mktemp("warm"), path) as warm:
         yield warm.command
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Forks `kanawa` processes that have imported everything, each on one device unless it is told."""
+    with Nursery() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

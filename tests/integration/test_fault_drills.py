@@ -15,7 +15,6 @@ from drills import drill_seed
 from kanawa_runtime.exit_codes import verdict
 from kanawa_runtime.goodput.account import account
 from kanawa_runtime.goodput.time_log import read_time_records
-from nursery import Nursery
 from supervisor import Result, Supervisor, committed, events, last_step, result
 
 STEPS = 48
@@ -48,12 +47,6 @@ MISSES = 3
 
 def chance():
     return random.Random(drill_seed())
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as started:
-        yield started
 
 
 def saved_by(kind):

@@ -2,7 +2,6 @@
 
 import pytest
 from kanawa_runtime.exit_codes import LOST
-from nursery import Nursery
 from supervisor import Supervisor, committed, digests, events, result
 
 STEPS, PROCESSES = 20, 4
@@ -15,12 +14,6 @@ OPTIONS = (
 
 #: A program that could flip a bit is another one than that which can't, and rounds in other places.
 NEVER = "in_gradient:flip=12:9999:0"
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import time
 import pytest
 from drills import drill_seed
 from kanawa_runtime.exit_codes import LOST
-from nursery import Nursery
 from supervisor import Supervisor, events, last_step, result
 
 STEPS = 60
@@ -27,12 +26,6 @@ HANGS = {
     "sleep": "stalled",
     "gil_hang": "holds the interpreter's lock",
 }
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as started:
-        yield started
 
 
 def watched(values="{}"):

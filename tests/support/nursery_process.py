@@ -8,6 +8,7 @@ say {"name", "pid"} and {"pid", "status"}. JAX's threads start with its backend,
 import json
 import os
 import select
+import signal
 import sys
 import traceback
 
@@ -80,6 +81,8 @@ def say(record: dict) -> None:
 
 def main() -> None:
     """Serves until standard input is closed."""
+    # A shell that runs tests in the background ignores SIGINT, and every process forked here would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     imported()
     say({"ready": True})
     rest = b""
