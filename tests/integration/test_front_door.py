@@ -11,6 +11,7 @@ import pytest
 from xla_options import xla_flags
 
 SMALL = {"batch_size": 2, "data.sequence_length": 32, "evaluation.final_batches": 1, "steps": 2}
+SMALL |= {"model.stack.num_layers": 2}
 
 
 @pytest.fixture(scope="module")

@@ -80,6 +80,7 @@ def test_two_processes_give_the_losses_of_one_and_resume_together(nursery, one_d
     np.testing.assert_allclose(losses(run), one_device, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_run_moves_from_two_processes_to_one_device(nursery, one_device, tmp_path):
     run = tmp_path / "run"
     half = ["--steps", "20"]

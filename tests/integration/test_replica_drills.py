@@ -27,6 +27,7 @@ def seen(run):
     return [(e["step"], e["verdict"], e["ranks"]) for e in events(run) if e["event"] == "replicas_differ"]
 
 
+@pytest.mark.nightly
 def test_a_bit_flipped_between_two_comparisons_sends_the_run_back_to_what_is_sound(nursery, golden, tmp_path):
     supervisor = Supervisor(nursery, tmp_path / "run", PROCESSES, OPTIONS)
     gang = supervisor.start("in_gradient:flip=12:9:2")

@@ -50,13 +50,13 @@ def same(found, wanted):
 
 @pytest.fixture(scope="module")
 def alone(nursery, tmp_path_factory):
-    return trained(nursery, tmp_path_factory.mktemp("runs") / "run", 1, 4)
+    return trained(nursery, tmp_path_factory.mktemp("runs") / "run", 1, 2)
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_processes_draw_and_learn_what_one_does(nursery, alone, processes, tmp_path):
     assert len({step[0] for step in alone[0]}) > 1
-    same(trained(nursery, tmp_path / "run", processes, 4), alone)
+    same(trained(nursery, tmp_path / "run", processes, 2), alone)
 
 
 @pytest.mark.nightly

@@ -24,6 +24,7 @@ def slowed(nursery, folder, processes, rank, steps):
     return taken
 
 
+@pytest.mark.nightly
 def test_a_slow_rank_is_named_within_fifty_steps(nursery, tmp_path):
     slowed(nursery, tmp_path, 2, 1, steps=60)
 
