@@ -75,7 +75,8 @@ def test_training_goes_on_and_the_next_save_counts(tmp_path, monkeypatch, undist
 
 # Orbax asks tensorstore for metrics several times a save, which tensorstore (0.1.86) never frees: docs say so.
 @pytest.mark.parametrize(
-    ("kind", "objects_a_save"), [pytest.param(OrbaxCheckpointer, 40, marks=pytest.mark.nightly), (ShardedCheckpointer, 5)]
+    ("kind", "objects_a_save"),
+    [pytest.param(OrbaxCheckpointer, 40, marks=pytest.mark.nightly), (ShardedCheckpointer, 5)],
 )
 def test_saves_leave_no_objects_behind(tmp_path, kind, objects_a_save):
     params = {"w": jnp.ones((4, 4)), "v": jnp.ones(4)}
