@@ -48,7 +48,7 @@ DEVICE = """
         figures = dict(memory_bytes=1, memory_bandwidth=1, link_bandwidth=1, network_bandwidth=1, chips_per_host=1)
         return [DeviceSpec(name="h100", platform="gpu", source="a guess", **figures)]
 """
-TINY = ("batch_size=2", "data.sequence_length=32", "data.tokenizer.vocab_size=300")
+TINY = ("evaluation.final_batches=1", "batch_size=2", "data.sequence_length=32", "data.tokenizer.vocab_size=300")
 TRACE = ("train", "llama-tiny", *SMALL, *(text for each in TINY for text in ("--set", each)))
 KERNEL = """
     from kanawa.kernels import Kernel, Verdict

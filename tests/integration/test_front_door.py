@@ -70,7 +70,8 @@ def test_a_run_is_trained_opened_and_used(run):
     (last,) = [event for event in run.events if event["event"] == "eval" and event["final"]]
     assert opened.evaluate().nats_per_byte == pytest.approx(last["nats_per_byte"], rel=0.2)
     assert opened.report().read_text().startswith("<!doctype html>")
-    logits, _ = kn.functional(opened.model, method="predict")(opened.params, {}, jax.numpy.ones((1, 4), "int32"))
+    predict = jax.jit(kn.functional(opened.model, method="predict"))
+    logits, _ = predict(opened.params, {}, jax.numpy.ones((1, 4), "int32"))
     assert logits.shape == (1, 4, opened.config.model.vocab_size)
 
 

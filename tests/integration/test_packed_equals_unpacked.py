@@ -68,7 +68,7 @@ MODELS = {
 }
 
 #: Attention alone is packed by first fit at every change.
-DAILY = ("latent attention and experts", "griffin", "gated delta")
+DAILY = ("latent attention and experts", "gated delta")
 
 
 class Documents(PackedSource):

@@ -15,8 +15,9 @@ NIGHTLY = sorted(name for name, blocks in RUN.items() if any(block.is_nightly fo
 #: Pages that take more than about fifteen seconds, of which a change rarely breaks one alone: replayed each night. The
 #: README and a page that writes a package are replayed at every change, however long they take.
 LONG = {
-    *(f"docs/{name}.md" for name in ("checkpoints-and-resume", "command-line", "convert", "fine-tuning", "kernels")),
+    *(f"docs/{name}.md" for name in ("checkpoints-and-resume", "command-line", "conformance-kit", "convert")),
+    *(f"docs/{name}.md" for name in ("fine-tuning", "kernels", "writing-a-plugin")),
     *(f"docs/{name}.md" for name in ("index", "launch", "optimizers", "parallelism", "plan", "python")),
-    *(f"docs/{name}.md" for name in ("recurrent-layers", "services", "tuning", "tutorial", "writing-a-plugin")),
+    *(f"docs/{name}.md" for name in ("recurrent-layers", "services", "speech", "tuning", "tutorial")),
     *(f"{YOUR_OWN}{name}.md" for name in ("backend", "experiment", "gate", "kernel", "service")),
 }
