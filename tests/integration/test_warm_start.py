@@ -9,16 +9,8 @@ import pytest
 from kanawa_backends_cpu.kernels.matmul.available import why_no_native
 
 TOKENS = (
-    "--steps",
-    "2",
-    "--set",
-    "sample_prompt=None",
-    "--set",
-    "evaluation.final_batches=1",
-    "--set",
-    "data=random-tokens",
-    "--set",
-    "data.vocab_size=2048",
+    *("--steps", "2", "--set", "sample_prompt=None", "--set", "evaluation.final_batches=1"),
+    *("--set", "data=random-tokens", "--set", "data.vocab_size=2048"),
 )
 #: The quickstart's own step.
 WHOLE = (*TOKENS, "--set", "data.sequence_length=256")
