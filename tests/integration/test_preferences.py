@@ -158,7 +158,9 @@ def test_eight_devices_and_microbatches_give_the_same_losses(folder, tmp_path, m
         np.testing.assert_allclose([e["loss"] for e in other], [e["loss"] for e in plain], rtol=2e-5)
 
 
-@pytest.mark.parametrize(("modify", "data"), [("dpo", "pairs"), pytest.param("kto", "judged", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("modify", "data"), [("dpo", "pairs"), pytest.param("kto", "judged", marks=pytest.mark.nightly)]
+)
 def test_a_reference_that_was_written_stands_for_a_frozen_copy(folder, tmp_path, modify, data, capsys):
     first = tmp_path / "first"
     trained(experiment(folder, [], data=data, steps=1, **{"data.corpus.field": "prompt"}), first)
