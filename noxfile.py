@@ -170,7 +170,8 @@ def tests(session: nox.Session, package: str) -> None:
 def integration(session: nox.Session) -> None:
     """Several packages together: experiments, eight devices, kills, strangers' plugins."""
     install(session, *EVERYTHING, LOGGERS, test_group("runtime"), ADAPTED, "pytest-xdist", "pytest-timeout", "uv")
-    run_tests(session, "tests/integration", quick=True)
+    # Its conftest has the files that take long begin; those with most tests take little.
+    run_tests(session, "tests/integration", "--no-loadscope-reorder", quick=True)
 
 
 @nox.session(default=False)

@@ -21,6 +21,7 @@ from drills import (
     record_drill,  # noqa: F401
     settle_hypothesis,
 )
+from nursery import Nursery
 from replay.pages import RUN
 from replay.replay import Replay
 from warm_command import WarmCommand
@@ -29,7 +30,20 @@ from xla_options import xla_flags
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugins" / "kanawa-example-layer"
 SLOW_SECONDS = 900
+#: Files that take a minute or so, which come first: a long one at the end would leave a worker without work.
+LONG_FILES = (
+    *("pages", "gang", "training_service", "fault_drills", "local_gang", "front_door", "rollouts", "watchdog"),
+    *("rollout_gang", "serve_options", "fine_tuning", "diffusion", "engine_models", "hugging_face", "disaggregated"),
+    *("eight_strangers", "exact_rollouts", "preferences", "pages_your_own", "masked_diffusion", "without_cpu_backend"),
+    *("strangers_plugin", "peft_start", "new_plugin", "warm_start", "evaluation_while_training", "fifteen_broken"),
+)
 settle_hypothesis()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Has LONG_FILES begin, in their order, and leaves all others as they are."""
+    places = {f"test_{name}": place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @dataclasses.dataclass
@@ -89,6 +103,13 @@ def warm_command(tmp_path_factory):
     path = {"PYTHONPATH": tiny_lm.FOLDER, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
     with WarmCommand(tmp_path_factory.mktemp("warm"), path) as warm:
         yield warm.command
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Forks `kanawa` processes that have imported everything, each on one device unless it is told."""
+    with Nursery() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

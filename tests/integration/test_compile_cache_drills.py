@@ -99,6 +99,7 @@ def drilled(train, rng, processes, spoils):
         assert train(f"again-{number}", processes)[1] == cold
 
 
+@pytest.mark.nightly
 def test_entries_that_are_whole_but_of_other_programs_are_none(train):
     drilled(train, random.Random(0), 1, [swapped])
 

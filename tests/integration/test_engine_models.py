@@ -59,7 +59,7 @@ KINDS = {
     "mamba2": lambda: mamba2(num_layers=2, input_dim=32, num_heads=4, state_dim=8, vocab_size=VOCAB),
     "mixtral": lambda: mixtral(num_layers=2, **HEADS, num_experts=4, top_k=2),
 }  # fmt: skip
-DAILY = ("gemma4", "deepseek-v3", "recurrent-gemma", "qwen3-next")
+DAILY = ("gemma4", "deepseek-v3", "qwen3-next")
 
 
 def parameters(model):

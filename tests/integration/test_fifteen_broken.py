@@ -48,7 +48,7 @@ DEVICE = """
         figures = dict(memory_bytes=1, memory_bandwidth=1, link_bandwidth=1, network_bandwidth=1, chips_per_host=1)
         return [DeviceSpec(name="h100", platform="gpu", source="a guess", **figures)]
 """
-TINY = ("batch_size=2", "data.sequence_length=32", "data.tokenizer.vocab_size=300")
+TINY = ("evaluation.final_batches=1", "batch_size=2", "data.sequence_length=32", "data.tokenizer.vocab_size=300")
 TRACE = ("train", "llama-tiny", *SMALL, *(text for each in TINY for text in ("--set", each)))
 KERNEL = """
     from kanawa.kernels import Kernel, Verdict
@@ -225,7 +225,20 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+#: One of each way to be broken, and to meet it; the others wait for the night.
+DAILY = {
+    *("raises when imported", "has a hook that there isn't", "returns text for sentences", "raises in a hook"),
+    *("has a verb that fails", "has a component that isn't there", "has a modifier that raises"),
+    *("has a kernel that raises when traced", "has an experiment that is none", "claims a verb of ours"),
+    *("has a service that fails at events",),
+}
+
+
+def test_what_is_met_each_day_is_among_them():
+    assert not DAILY - set(BROKEN)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in DAILY else pytest.mark.nightly) for k in BROKEN])
 def test_it_is_survived_with_one_clear_line(installation, kind):
     broken = BROKEN[kind]
     lay_out(installation.plugins, NAME, broken.entry_points, broken.modules)

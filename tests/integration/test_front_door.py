@@ -11,6 +11,7 @@ import pytest
 from xla_options import xla_flags
 
 SMALL = {"batch_size": 2, "data.sequence_length": 32, "evaluation.final_batches": 1, "steps": 2}
+SMALL |= {"model.stack.num_layers": 2}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,8 @@ def test_a_run_is_trained_opened_and_used(run):
     (last,) = [event for event in run.events if event["event"] == "eval" and event["final"]]
     assert opened.evaluate().nats_per_byte == pytest.approx(last["nats_per_byte"], rel=0.2)
     assert opened.report().read_text().startswith("<!doctype html>")
-    logits, _ = kn.functional(opened.model, method="predict")(opened.params, {}, jax.numpy.ones((1, 4), "int32"))
+    predict = jax.jit(kn.functional(opened.model, method="predict"))
+    logits, _ = predict(opened.params, {}, jax.numpy.ones((1, 4), "int32"))
     assert logits.shape == (1, 4, opened.config.model.vocab_size)
 
 

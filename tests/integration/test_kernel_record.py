@@ -17,7 +17,8 @@ class Faster(ReferenceCrossEntropy):
 '''
 OPTIONS = (
     "--set", "data=random-tokens", "--set", "data.sequence_length=16", "--set", "data.vocab_size=64",
-    "--set", "batch_size=2", "--set", "evaluation.every_steps=1000", "--run", "runs/a",
+    "--set", "batch_size=2", "--set", "evaluation.every_steps=1000", "--set", "evaluation.final_batches=1",
+    "--run", "runs/a",
 )  # fmt: skip
 
 

@@ -24,15 +24,15 @@ def reached(run, moment):
     return any(event["event"] == moment for event in read_events(run / "events.jsonl"))
 
 
-def kill_one(run, rank, moment, *, processes=2, later=0.0):
+def kill_one(nursery, run, rank, moment, *, processes=2, later=0.0):
     """Kills a process of a gang at a moment; returns the codes of the others, and what they said."""
-    gang = start_gang(run, *OPTIONS, processes=processes)
+    gang = start_gang(nursery, run, *OPTIONS, processes=processes)
     if moment != "start-up":
         wait_for(gang, lambda: reached(run, moment))
     time.sleep(later)
     gang[rank].kill()
     lost = gang.pop(rank)
-    lost.communicate()
+    lost.wait()
     return finish(*gang)
 
 
@@ -51,25 +51,25 @@ def events_of(run):
 
 # That another process than the first is gone is noticed by its heartbeats, after 100 s.
 @pytest.mark.parametrize(("rank", "moment"), [pytest.param(1, "step", marks=pytest.mark.nightly), (0, "step")])
-def test_the_others_of_a_lost_process_ask_to_be_started_again(tmp_path, rank, moment):
+def test_the_others_of_a_lost_process_ask_to_be_started_again(nursery, tmp_path, rank, moment):
     run = tmp_path / "run"
-    codes, err = kill_one(run, rank, moment)
+    codes, err = kill_one(nursery, run, rank, moment)
     check(run, codes, err)
     assert codes == [LOST]
     assert not [path.name for path in (run / "checkpoints").iterdir() if ".damaged" in path.name]
 
 
 @pytest.mark.nightly
-def test_any_process_lost_at_any_time_is_worth_another_start(tmp_path, record_drill):
+def test_any_process_lost_at_any_time_is_worth_another_start(nursery, tmp_path, record_drill):
     rng = random.Random(drill_seed())
     count = int(os.environ.get("KANAWA_DRILLS", "20"))
     for index in range(count):
         run, processes = tmp_path / str(index), rng.choice([2, 2, 3, 4])
         moment, rank, later = rng.choice(MOMENTS), rng.randrange(processes), rng.uniform(0, 2)
-        codes, err = kill_one(run, rank, moment, processes=processes, later=later)
+        codes, err = kill_one(nursery, run, rank, moment, processes=processes, later=later)
         check(run, codes, f"{moment} rank {rank} of {processes} after {later:.2f} s:\n{err}")
         if index % 5 == 0:
-            codes, err = finish(*start_gang(run, *OPTIONS, processes=processes))
+            codes, err = finish(*start_gang(nursery, run, *OPTIONS, processes=processes))
             assert set(codes) == {0}, err
             assert committed_steps(run / "checkpoints")[-1] == STEPS
     record_drill(f"drill: {count} of {count} lost processes: every other one asked to be started again")

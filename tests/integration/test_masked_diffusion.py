@@ -20,11 +20,12 @@ SMALL = {
     "data.source.tokenizer": "kanawa_runtime.data.tokenizers.bytes:ByteTokenizer",
     "data.sequence_length": 32,
     "batch_size": 8,
-    "steps": 40,
-    "evaluation.every_steps": 4,
+    "steps": 20,
+    "evaluation.every_steps": 5,
     "evaluation.max_batches": 4,
+    "evaluation.final_batches": 4,
     "evaluation.trigram_baseline": False,
-    "checkpoints.every_steps": 20,
+    "checkpoints.every_steps": 10,
     "model.loss.mask_id": 259,
     "sample_prompt": "def",
 }
@@ -50,7 +51,7 @@ def test_the_held_out_bound_falls_and_samples_are_written(run):
 
 @pytest.mark.nightly
 def test_a_resumed_run_has_the_same_losses(run, tmp_path):
-    trained(tmp_path / "cut", steps=20)
+    trained(tmp_path / "cut", steps=10)
     assert trained(tmp_path / "cut").losses == run.losses
 
 

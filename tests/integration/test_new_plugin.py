@@ -16,7 +16,7 @@ MODULES = {"command": ("{name}", "kernels"), "backend": ("plan", "tiny-lm", "--o
 
 
 #: The others are much like these, and are built each night.
-ALWAYS = {"layer", "kernel", "service", "corpus", "command"}
+ALWAYS = {"layer", "service", "command"}
 
 
 @pytest.mark.parametrize(

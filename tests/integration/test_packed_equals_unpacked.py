@@ -67,6 +67,9 @@ MODELS = {
     "gated delta": lambda: mixed("gated-delta-net", num_heads=2),
 }
 
+#: Attention alone is packed by first fit at every change.
+DAILY = ("latent attention and experts", "gated delta")
+
 
 class Documents(PackedSource):
     """Random documents of LENGTHS predictions, some of whose targets have no weight."""
@@ -118,7 +121,7 @@ def test_first_fit_too(tmp_path_factory):
     check("attention", both(FirstFitPacking, tmp_path_factory))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else pytest.mark.nightly) for n in MODELS])
 def test_packed_rows_train_as_documents_alone(name, batches):
     check(name, batches)
 

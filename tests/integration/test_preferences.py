@@ -70,8 +70,9 @@ def metric(event, name):
 
 @pytest.mark.parametrize(
     ("modify", "data"),
-    [(["lora:rank=4", "dpo:beta=0.5"], "pairs"), (["dpo:beta=0.5"], "pairs"), (["simpo"], "pairs"),
-     (["orpo:beta=1"], "pairs"), (["kto:beta=0.5"], "judged")],
+    [(["lora:rank=4", "dpo:beta=0.5"], "pairs"), (["simpo"], "pairs"), (["kto:beta=0.5"], "judged"),
+     pytest.param(["dpo:beta=0.5"], "pairs", marks=pytest.mark.nightly),
+     pytest.param(["orpo:beta=1"], "pairs", marks=pytest.mark.nightly)],
 )  # fmt: skip
 def test_margins_rise(folder, tmp_path, modify, data):
     events = trained(experiment(folder, modify, steps=30, data=data), tmp_path / "run")
@@ -157,7 +158,9 @@ def test_eight_devices_and_microbatches_give_the_same_losses(folder, tmp_path, m
         np.testing.assert_allclose([e["loss"] for e in other], [e["loss"] for e in plain], rtol=2e-5)
 
 
-@pytest.mark.parametrize(("modify", "data"), [("dpo", "pairs"), ("kto", "judged")])
+@pytest.mark.parametrize(
+    ("modify", "data"), [("dpo", "pairs"), pytest.param("kto", "judged", marks=pytest.mark.nightly)]
+)
 def test_a_reference_that_was_written_stands_for_a_frozen_copy(folder, tmp_path, modify, data, capsys):
     first = tmp_path / "first"
     trained(experiment(folder, [], data=data, steps=1, **{"data.corpus.field": "prompt"}), first)

@@ -2,7 +2,6 @@
 
 import pytest
 from kanawa_runtime.exit_codes import LOST
-from nursery import Nursery
 from supervisor import Supervisor, committed, digests, events, result
 
 STEPS, PROCESSES = 20, 4
@@ -18,12 +17,6 @@ NEVER = "in_gradient:flip=12:9999:0"
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def golden(nursery, tmp_path_factory):
     supervisor = Supervisor(nursery, tmp_path_factory.mktemp("golden") / "run", PROCESSES, OPTIONS)
     assert supervisor.finish(supervisor.start(NEVER)) == [0] * PROCESSES
@@ -34,6 +27,7 @@ def seen(run):
     return [(e["step"], e["verdict"], e["ranks"]) for e in events(run) if e["event"] == "replicas_differ"]
 
 
+@pytest.mark.nightly
 def test_a_bit_flipped_between_two_comparisons_sends_the_run_back_to_what_is_sound(nursery, golden, tmp_path):
     supervisor = Supervisor(nursery, tmp_path / "run", PROCESSES, OPTIONS)
     gang = supervisor.start("in_gradient:flip=12:9:2")

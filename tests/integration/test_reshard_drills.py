@@ -2,18 +2,11 @@
 
 import numpy as np
 import pytest
-from nursery import Nursery
 from supervisor import Supervisor, committed, events, last_step
 
 EPOCH, ROWS = 8, 64
 #: Processes, what their devices split, and the step where the next ones take over; the last ends the second epoch.
 STAGES = ((4, "fsdp", 3), (2, "fsdp", 7), (1, "fsdp", 10), (4, "tensor", 16))
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as started:
-        yield started
 
 
 def train(nursery, run, stages, *options):

@@ -19,12 +19,12 @@ HARD = (
 )  # fmt: skip
 
 
-def trained(run, processes, steps, *options):
+def trained(nursery, run, processes, steps, *options):
     """Returns the facts of each step, and of each evaluation, after so many processes took the run so far."""
     words = (*SIZES, *options, "--steps", str(steps))
     gang = (
-        [gangs.start(run, 1, *words, experiment="grpo-demo")] if processes == 1
-        else gangs.start_gang(run, *words, processes=processes, devices=processes, experiment="grpo-demo")
+        [gangs.start(nursery, run, 1, *words, experiment="grpo-demo")] if processes == 1
+        else gangs.start_gang(nursery, run, *words, processes=processes, devices=processes, experiment="grpo-demo")
     )  # fmt: skip
     codes, err = gangs.finish(*gang)
     assert codes == [0] * processes, err
@@ -49,35 +49,35 @@ def same(found, wanted):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("runs") / "run", 1, 4)
+def alone(nursery, tmp_path_factory):
+    return trained(nursery, tmp_path_factory.mktemp("runs") / "run", 1, 2)
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.nightly)])
-def test_processes_draw_and_learn_what_one_does(alone, processes, tmp_path):
+def test_processes_draw_and_learn_what_one_does(nursery, alone, processes, tmp_path):
     assert len({step[0] for step in alone[0]}) > 1
-    same(trained(tmp_path / "run", processes, 4), alone)
+    same(trained(nursery, tmp_path / "run", processes, 2), alone)
 
 
 @pytest.mark.nightly
-def test_a_gang_that_was_cut_off_repeats_itself_to_the_bit_and_moves_to_one_process(tmp_path):
-    whole = trained(tmp_path / "whole", 2, 5, *HARD)
+def test_a_gang_that_was_cut_off_repeats_itself_to_the_bit_and_moves_to_one_process(nursery, tmp_path):
+    whole = trained(nursery, tmp_path / "whole", 2, 5, *HARD)
     # Between two updates on the same rollouts, whose parameters are gone, as are those the next batch is drawn with.
-    cut = trained(tmp_path / "cut", 2, 3, *HARD)
-    again = trained(tmp_path / "cut", 2, 5, *HARD)
+    cut = trained(nursery, tmp_path / "cut", 2, 3, *HARD)
+    again = trained(nursery, tmp_path / "cut", 2, 5, *HARD)
     assert again[0] == whole[0]
     assert again[0][:3] == cut[0]
-    trained(tmp_path / "moved", 2, 3, *HARD)
-    moved = trained(tmp_path / "moved", 1, 5, *HARD)
+    trained(nursery, tmp_path / "moved", 2, 3, *HARD)
+    moved = trained(nursery, tmp_path / "moved", 1, 5, *HARD)
     assert moved[0][:3] == whole[0][:3]
     same((moved[0], {}), (whole[0], {}))
 
 
 @pytest.mark.nightly
-def test_exact_rollouts_of_a_gang_are_those_of_one_process_and_of_its_step(tmp_path):
+def test_exact_rollouts_of_a_gang_are_those_of_one_process_and_of_its_step(nursery, tmp_path):
     options = ("--set", "rollouts.exact=true", "--set", "rollouts.attempts=1", "--modify", "accumulate:microbatches=2")
-    together = trained(tmp_path / "gang", 2, 3, *options)
-    same(together, trained(tmp_path / "alone", 1, 3, *options))
+    together = trained(nursery, tmp_path / "gang", 2, 3, *options)
+    same(together, trained(nursery, tmp_path / "alone", 1, 3, *options))
     lines = (tmp_path / "gang" / "events.jsonl").read_text().splitlines()
     metrics = [event["metrics"] for event in map(json.loads, lines) if event["event"] == "step"]
     assert [each["loss.sampler_difference_most"] for each in metrics] == [0.0] * 3

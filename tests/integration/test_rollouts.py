@@ -83,6 +83,7 @@ def test_a_step_computes_rollouts_of_half_empty_rows_several_to_a_row(family, tm
     assert shapes[True] > shapes[False]
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
     # Cut between two updates on the same rollouts, whose parameters are gone; the reference are the first ones.
     cfg = experiment(steps=6, grpo={"updates": 2, "kl": 0.05})

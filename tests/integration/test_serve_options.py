@@ -299,7 +299,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if i < 3 else pytest.mark.nightly) for i, n in enumerate(REFUSED)]
+    "name", [pytest.param(n, marks=() if i < 2 else pytest.mark.nightly) for i, n in enumerate(REFUSED)]
 )
 def test_what_cant_be_given_is_refused_before_it_listens(folder, name):
     run, options, what, instead = REFUSED[name]

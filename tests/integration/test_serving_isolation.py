@@ -93,11 +93,11 @@ def evil(count=10):
 
 CASES = [
     ("llama", {}),
-    ("llama", {"int8_cache": True}),
+    pytest.param("llama", {"int8_cache": True}, marks=pytest.mark.nightly),
     ("llama", {"compute": "bfloat16", "speculative_tokens": 3, "max_batched_tokens": 40}),
-    ("gemma3", {}),
+    pytest.param("gemma3", {}, marks=pytest.mark.nightly),
     ("deepseek-v3", {}),
-    ("mixtral", {"fused_steps": 1}),
+    pytest.param("mixtral", {"fused_steps": 1}, marks=pytest.mark.nightly),
     ("recurrent-gemma", {}),
 ]
 

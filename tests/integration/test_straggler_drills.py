@@ -1,16 +1,9 @@
 """In a real gang, a rank whose own part of each step takes longer is named, and nobody else."""
 
 import pytest
-from nursery import Nursery
 from supervisor import Supervisor, events
 
 OPTIONS = ("--set", "checkpoints.every_steps=1000", "--set", "health.pace_window=5")
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as started:
-        yield started
 
 
 def named(nursery, run, steps, fault, processes=2):
@@ -31,6 +24,7 @@ def slowed(nursery, folder, processes, rank, steps):
     return taken
 
 
+@pytest.mark.nightly
 def test_a_slow_rank_is_named_within_fifty_steps(nursery, tmp_path):
     slowed(nursery, tmp_path, 2, 1, steps=60)
 

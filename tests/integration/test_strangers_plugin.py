@@ -8,6 +8,7 @@ import pytest
 SMALL = (
     *("--set", "batch_size=2", "--set", "data.sequence_length=32", "--set", "steps=2"),
     *("--set", "model.stack.num_layers=2", "--set", "evaluation.max_batches=1"),
+    *("--set", "evaluation.final_batches=1"),
 )
 TRAIN = ("train", "quickstart", "--modify", "squared-relu", *SMALL)
 KERNEL = "attention.cpu.head-by-head"

@@ -8,7 +8,10 @@ import sys
 import pytest
 from kanawa_backends_cpu.kernels.matmul.available import why_no_native
 
-TOKENS = ("--steps", "2", "--set", "sample_prompt=None", "--set", "data=random-tokens", "--set", "data.vocab_size=2048")
+TOKENS = (
+    *("--steps", "2", "--set", "sample_prompt=None", "--set", "evaluation.final_batches=1"),
+    *("--set", "data=random-tokens", "--set", "data.vocab_size=2048"),
+)
 #: The quickstart's own step.
 WHOLE = (*TOKENS, "--set", "data.sequence_length=256")
 #: A step of one layer, its matmuls in bfloat16: large enough that none of them is XLA's.

@@ -10,6 +10,7 @@ import pytest
 SMALL = (
     *("--steps", "2", "--set", "sample_prompt=None", "--set", "data=random-tokens", "--set", "data.vocab_size=512"),
     *("--set", "data.sequence_length=128", "--set", "batch_size=2", "--set", "model.stack.num_layers=1"),
+    *("--set", "evaluation.final_batches=1"),
 )
 
 

@@ -1,48 +1,54 @@
-"""Gangs of real processes on this machine, as `kanawa launch` or a cluster would start them."""
+"""Gangs of real processes on this machine, as `kanawa launch` or a cluster would start them, forked by a nursery."""
 
-import os
+import itertools
 import pathlib
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-import tiny_lm
+from nursery import Child, Nursery
 from ports import free_port
 from xla_options import xla_flags
 
 #: A process that never joins is waited for five minutes by JAX, and this machine may be busy.
 ROOMY_SECONDS = 400
+_NUMBERS = itertools.count()
 
 
-def start(run: pathlib.Path, devices: int, *options: str, experiment: str = "tiny-lm") -> subprocess.Popen:
+def start(
+    nursery: Nursery, run: pathlib.Path, devices: int, *options: str, experiment: str = "tiny-lm", fault: str = ""
+) -> Child:
     """Starts one process of an experiment, the tiny one unless another is named, on so many devices."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": tiny_lm.FOLDER}
-    command = [sys.executable, "-m", "kanawa.cli", "train", experiment, "--run", str(run), *options]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    environment = {"XLA_FLAGS": xla_flags(devices), "KANAWA_FAULT": fault}
+    run.parent.mkdir(parents=True, exist_ok=True)
+    said = run.with_name(f"{run.name}.{next(_NUMBERS)}")
+    return nursery.start(["train", experiment, "--run", str(run), *options], said, environment)
 
 
 def start_gang(
-    run: pathlib.Path, *options: str, processes: int = 2, devices: int = 8, experiment: str = "tiny-lm"
-) -> list[subprocess.Popen]:
+    nursery: Nursery,
+    run: pathlib.Path,
+    *options: str,
+    processes: int = 2,
+    devices: int = 8,
+    experiment: str = "tiny-lm",
+    fault: str = "",
+) -> list[Child]:
     """Starts processes that share so many devices."""
-    address = f"127.0.0.1:{free_port()}"
-    joined = ("--coordinator", address, "--processes", str(processes), *options)
+    joined = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(processes), *options)
     each = devices // processes
-    return [start(run, each, *joined, "--process-id", str(index), experiment=experiment) for index in range(processes)]
+    return [
+        start(nursery, run, each, *joined, "--process-id", str(index), experiment=experiment, fault=fault)
+        for index in range(processes)
+    ]
 
 
-def finish(*processes: subprocess.Popen) -> tuple[list[int], str]:
-    """Returns exit codes as a shell reports them, and what was said on the error streams."""
-    # All at once: a process whose pipe is full stops, and the others wait for it.
-    with ThreadPoolExecutor(len(processes)) as pool:
-        errors = list(pool.map(lambda process: process.communicate(timeout=ROOMY_SECONDS)[1], processes))
-    codes = [process.returncode if process.returncode >= 0 else 128 - process.returncode for process in processes]
-    return codes, "\n".join(errors)
+def finish(*processes: Child) -> tuple[list[int], str]:
+    """Returns exit codes as a shell reports them, and what was said."""
+    codes = [process.wait(ROOMY_SECONDS) for process in processes]
+    return [code if code >= 0 else 128 - code for code in codes], "\n".join(each.text() for each in processes)
 
 
-def wait_for(gang: list[subprocess.Popen], condition: Callable[[], bool]) -> None:
+def wait_for(gang: list[Child], condition: Callable[[], bool]) -> None:
     """Returns once the condition holds, or a process has ended."""
     deadline = time.monotonic() + ROOMY_SECONDS
     while not condition() and all(process.poll() is None for process in gang):

@@ -8,6 +8,7 @@ say {"name", "pid"} and {"pid", "status"}. JAX's threads start with its backend,
 import json
 import os
 import select
+import signal
 import sys
 import traceback
 
@@ -34,6 +35,8 @@ def born(order: dict) -> None:
         for target, source in ((0, null), (1, said), (2, said)):
             os.dup2(source, target)
         os.environ.update(order["environment"])
+        # Where the order names a path of its own, modules are looked for there first.
+        sys.path[:0] = [entry for entry in order["environment"].get("PYTHONPATH", "").split(os.pathsep) if entry]
         sys.argv = ["kanawa", *order["argv"]]
         from kanawa.cli.main import main
 
@@ -78,6 +81,8 @@ def say(record: dict) -> None:
 
 def main() -> None:
     """Serves until standard input is closed."""
+    # A shell that runs tests in the background ignores SIGINT, and every process forked here would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     imported()
     say({"ready": True})
     rest = b""

@@ -3,16 +3,13 @@
 import os
 import pathlib
 import random
-import subprocess
-import sys
 
 import pytest
-import tiny_lm
 from kanawa.plugins import PluginHost, hookimpl, host, set_host
 from kanawa_runtime import faults
 from kanawa_runtime.compile_cache import SUFFIX, CheckedFiles, finding, machine_key, sealed
 from kanawa_runtime.runs.events import read_events
-from xla_options import xla_flags
+from nursery import Nursery
 
 STEPS = 6
 
@@ -100,27 +97,24 @@ def test_doctor_reports_where_programs_are_stored(tmp_path, monkeypatch):
     assert "JAX_COMPILATION_CACHE_DIR or KANAWA_CACHE" in found.fix
 
 
-@pytest.fixture(scope="module")
-def train(tmp_path_factory):
-    """Trains in a process of its own with one cache; returns (whether the step came from it, the losses)."""
-    cache = tmp_path_factory.mktemp("cache")
-    environment = {**os.environ, "XLA_FLAGS": xla_flags()}
-    environment |= {
-        "PYTHONPATH": tiny_lm.FOLDER,
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+@pytest.fixture
+def train(tmp_path):
+    """Trains in a process of its own with one cache; returns (whether the step came from it, the losses, its words)."""
+    cache = tmp_path / "cache"
+    cached = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    with Nursery(cached) as nursery:
 
-    def once(run):
-        command = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--run", str(run), "--steps", str(STEPS)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        events = read_events(run / "events.jsonl")
-        (program,) = [event for event in events if event["event"] == "program"]
-        return program["from_cache"], [event["loss"] for event in events if event["event"] == "step"], done.stderr
+        def once(run):
+            command = ["train", "tiny-lm", "--run", str(run), "--steps", str(STEPS)]
+            process = nursery.start(command, run.with_suffix(".said"))
+            assert process.wait() == 0, process.text()
+            events = read_events(run / "events.jsonl")
+            (program,) = [event for event in events if event["event"] == "program"]
+            losses = [event["loss"] for event in events if event["event"] == "step"]
+            return program["from_cache"], losses, process.text()
 
-    once.entries = lambda: [file for file in pathlib.Path(cache).iterdir() if file.name.endswith(SUFFIX)]
-    return once
+        once.entries = lambda: [file for file in pathlib.Path(cache).iterdir() if file.name.endswith(SUFFIX)]
+        yield once
 
 
 def test_a_warm_start_compiles_no_step_and_a_spoilt_entry_changes_nothing(train, tmp_path):

@@ -13,10 +13,11 @@ RUN = {name: blocks for name, blocks in PAGES.items() if any(block.is_run for bl
 ALWAYS = sorted(name for name, blocks in RUN.items() if any(b.is_run and not b.is_nightly for b in blocks))
 NIGHTLY = sorted(name for name, blocks in RUN.items() if any(block.is_nightly for block in blocks))
 #: Pages that take more than about fifteen seconds, of which a change rarely breaks one alone: replayed each night. The
-#: README, the tutorial and the pages that lead to a first plugin are replayed at every change, however long they take.
+#: README and a page that writes a package are replayed at every change, however long they take.
 LONG = {
-    *(f"docs/{name}.md" for name in ("checkpoints-and-resume", "command-line", "convert", "fine-tuning", "kernels")),
-    *(f"docs/{name}.md" for name in ("launch", "optimizers", "parallelism", "plan", "python", "recurrent-layers")),
-    *(f"docs/{name}.md" for name in ("services", "tuning", "tutorial")),
+    *(f"docs/{name}.md" for name in ("checkpoints-and-resume", "command-line", "conformance-kit", "convert")),
+    *(f"docs/{name}.md" for name in ("fine-tuning", "kernels", "writing-a-plugin")),
+    *(f"docs/{name}.md" for name in ("index", "launch", "optimizers", "parallelism", "plan", "python")),
+    *(f"docs/{name}.md" for name in ("recurrent-layers", "services", "speech", "tuning", "tutorial")),
     *(f"{YOUR_OWN}{name}.md" for name in ("backend", "experiment", "gate", "kernel", "service")),
 }

@@ -24,7 +24,7 @@ from kanawa_layers.positions.rotary import Rotary
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 FAMILIES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
 #: Families whose parts differ most; the others wait for the night.
-QUICK = ("deepseek_v3", "llama3", "mamba2", "recurrent_gemma", "t5")
+QUICK = ("deepseek_v3", "llama3", "mamba2", "t5")
 #: What each modifier is called with, if not with nothing: where a family has one value already, the other changes it.
 CALLS = {
     "mixer": [":kind=gated-delta-net", ":kind=lstm"],

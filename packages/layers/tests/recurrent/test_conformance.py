@@ -36,6 +36,7 @@ class TestGatedDeltaNet(_Mixer):
         return GatedDeltaNet.Config(input_dim=16, num_heads=4, num_key_heads=2, value_dim=8)
 
 
+@pytest.mark.nightly
 class TestKimiDeltaAttention(_Mixer):
     def config(self) -> kn.Config:
         return KimiDeltaAttention.Config(input_dim=16, num_heads=2, value_dim=6)

@@ -19,6 +19,12 @@ from kanawa_runtime.train.screen import Screen
 from tiny_lm import tiny
 
 KINDS = [OrbaxCheckpointer, ShardedCheckpointer]
+POINTS = [
+    ("pre_mkdir", errno.EROFS),
+    ("mid_write", errno.ENOSPC),
+    ("pre_manifest", errno.EIO),
+    ("pre_commit", errno.ENOSPC),
+]
 
 
 def go_on(run, kind=OrbaxCheckpointer):
@@ -39,14 +45,13 @@ def undisturbed(tmp_path_factory):
     return losses(run)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("point", "number"),
+    ("kind", "point", "number"),
     [
-        ("pre_mkdir", errno.EROFS),
-        ("mid_write", errno.ENOSPC),
-        ("pre_manifest", errno.EIO),
-        ("pre_commit", errno.ENOSPC),
+        # Each point is the day's once, each kind twice.
+        pytest.param(kind, point, number, marks=() if place % 2 == index else pytest.mark.nightly)
+        for index, kind in enumerate(KINDS)
+        for place, (point, number) in enumerate(POINTS)
     ],
 )
 def test_training_goes_on_and_the_next_save_counts(tmp_path, monkeypatch, undisturbed, kind, point, number):
@@ -69,7 +74,10 @@ def test_training_goes_on_and_the_next_save_counts(tmp_path, monkeypatch, undist
 
 
 # Orbax asks tensorstore for metrics several times a save, which tensorstore (0.1.86) never frees: docs say so.
-@pytest.mark.parametrize(("kind", "objects_a_save"), [(OrbaxCheckpointer, 40), (ShardedCheckpointer, 5)])
+@pytest.mark.parametrize(
+    ("kind", "objects_a_save"),
+    [pytest.param(OrbaxCheckpointer, 40, marks=pytest.mark.nightly), (ShardedCheckpointer, 5)],
+)
 def test_saves_leave_no_objects_behind(tmp_path, kind, objects_a_save):
     params = {"w": jnp.ones((4, 4)), "v": jnp.ones(4)}
     writer = kind.Config().build(directory=tmp_path, keep_last_n=2)

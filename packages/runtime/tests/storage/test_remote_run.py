@@ -92,7 +92,10 @@ def test_a_run_goes_on_elsewhere_and_every_verb_reads_it(address, machine, unint
     assert f"{address} belongs to another experiment" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("spoil", ["fail", "vanish", "deny", "cut_uploads"])
+@pytest.mark.parametrize(
+    "spoil",
+    ["fail", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("vanish", "deny")), "cut_uploads"],
+)
 def test_training_goes_on_while_the_bucket_does_not_and_saves_again(spoil, address, server, uninterrupted, machine):
     go_on(address, 3)
     if spoil == "fail":

@@ -3,43 +3,34 @@
 Those that come before a run is open are in `test_start_up_signals`.
 """
 
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
-import tiny_lm
 from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.train.outcome import shown
-from xla_options import xla_flags
 
-COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--set", "data=slow_data:SlowData"]
+COMMAND = ["train", "tiny-lm", "--set", "data=slow_data:SlowData"]
 CADENCE = ["--set", "evaluation.every_steps=15", "--set", "checkpoints.every_steps=10"]
-PATHS = os.pathsep.join([tiny_lm.FOLDER, str(pathlib.Path(__file__).parent)])
+HERE = str(pathlib.Path(__file__).parent)
 
 
 class Run:
     """One run directory, and the processes that write to it."""
 
-    def __init__(self, folder):
+    def __init__(self, nursery, folder):
         self.path = folder / "run"
         self.reached = folder / "reached"
+        self._nursery, self._folder, self._started = nursery, folder, 0
 
     def start(self, steps=30, slow_at="", seconds=60.0):
         """Starts an attempt; `reached` appears once it is at its slow part."""
         self.reached.unlink(missing_ok=True)
-        clean = {**os.environ, "XLA_FLAGS": xla_flags()}
+        self._started += 1
         slow = {"SLOW_AT": slow_at, "SLOW_SECONDS": str(seconds), "SLOW_REACHED": str(self.reached)}
-        return subprocess.Popen(
-            [*COMMAND, "--run", str(self.path), "--steps", str(steps), *CADENCE],
-            env={**clean, **slow, "JAX_PLATFORMS": "cpu", "PYTHONPATH": PATHS},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [*COMMAND, "--run", str(self.path), "--steps", str(steps), *CADENCE]
+        return self._nursery.start(command, self._folder / f"said.{self._started}", {**slow, "PYTHONPATH": HERE})
 
     def slow(self, where, **more):
         """Starts an attempt and returns once it is at its slow part."""
@@ -57,25 +48,25 @@ class Run:
 def wait(process, condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, process.text()
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def ended(process, seconds=300):
-    _, err = process.communicate(timeout=seconds)
+    code, err = process.wait(seconds), process.text()
     assert "Traceback" not in err, err
-    return process.returncode, err
+    return code, err
 
 
 @pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path)
+def run(nursery, tmp_path):
+    return Run(nursery, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    run = Run(tmp_path_factory.mktemp("whole"))
+def uninterrupted(nursery, tmp_path_factory):
+    run = Run(nursery, tmp_path_factory.mktemp("whole"))
     code, err = ended(run.start())
     assert code == 0, err
     assert "starting at step 0 from new parameters" in err

@@ -1,5 +1,6 @@
 """Folders of tokenizers with chat templates, and files of conversations."""
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,9 +27,8 @@ def template_source(name: str, *, marks: bool = True) -> str:
     )
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Callable[..., ChatSource]:
-    """Returns what makes a source of records, read by one of the tokenizers with one of the templates."""
+def made_in(tmp_path: Path) -> Callable[..., ChatSource]:
+    """Returns what makes sources whose files are in a folder."""
 
     def make(
         records: Sequence[Any] = (), template: str | None = "chatml", kind: str = "byte_level", *,
@@ -49,6 +49,18 @@ def source(tmp_path: Path) -> Callable[..., ChatSource]:
         return made
 
     return make
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Callable[..., ChatSource]:
+    """Returns what makes a source of records, read by one of the tokenizers with one of the templates."""
+    return made_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def kept_source(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ChatSource]:
+    """The same without records, each kind made once a file: every source starts a process for its template."""
+    return functools.cache(made_in(tmp_path_factory.mktemp("kept")))
 
 
 def conversation(*contents: str, **fields: Any) -> dict[str, Any]:

@@ -20,18 +20,18 @@ UNSTABLE = ("three", "thoughts", "open")
 
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_tokens_and_marks_are_those_of_transformers(
-    source: Callable[..., ChatSource], kind: str, case: dict[str, Any]
+    kept_source: Callable[..., ChatSource], kind: str, case: dict[str, Any]
 ) -> None:
-    example = source(template=case["template"], kind=kind).example_of(MADE["conversations"][case["conversation"]])
+    example = kept_source(template=case["template"], kind=kind).example_of(MADE["conversations"][case["conversation"]])
     assert example.ids.tolist() == case["ids"]
     assert example.weights.tolist() == case["mask"]
 
 
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_without_marks_answers_are_what_they_add(
-    source: Callable[..., ChatSource], kind: str, case: dict[str, Any]
+    kept_source: Callable[..., ChatSource], kind: str, case: dict[str, Any]
 ) -> None:
-    rows = source(template=case["template"], kind=kind, marks=False)
+    rows = kept_source(template=case["template"], kind=kind, marks=False)
     assert not rows.template.marks_answers
     fields = MADE["conversations"][case["conversation"]]
     if case["template"] == "thinking" and case["conversation"] in UNSTABLE:
