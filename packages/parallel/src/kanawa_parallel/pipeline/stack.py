@@ -233,7 +233,8 @@ class PipelinedStack(Stack):
     @kn.nowrap
     def layers_of_stages(self, stages: int) -> tuple[int, ...]:
         """Returns the layers of each stage; raises ShardingError where `layers_of_runs` doesn't fit so many."""
-        return self.config.places(stages).of_stages
+        places: Places = self.config.places(stages)
+        return places.of_stages
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
