@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import kanawa as kn
 from kanawa.contracts import GradientStrategy, Stack
 
-from kanawa_parallel.pipeline.stack import PipelinedStack
-
 
 def batch_cuts(config: kn.Config, model: kn.Module) -> list[tuple[str, int]]:
     """Returns (config path, parts) of every field that cuts a training batch, the gradient strategy's first."""
@@ -35,8 +33,8 @@ def idle_share(config: kn.Config, model: kn.Module, stages: int) -> float:
 
 def layers_of_stages(model: kn.Module, stages: int) -> tuple[int, ...]:
     """Returns the layers of each stage of a model's pipelined stack; () without stages or such a stack."""
-    configs = [stack.config for _, stack in stacks_of(model) if isinstance(stack, PipelinedStack)]
-    return configs[0].places(stages).of_stages if stages > 1 and configs else ()
+    each = (stack.layers_of_stages(stages) for _, stack in stacks_of(model)) if stages > 1 else iter(())
+    return next(filter(None, each), ())
 
 
 def stacks_of(model: kn.Module) -> Iterator[tuple[str, Stack]]:

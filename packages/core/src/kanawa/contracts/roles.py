@@ -254,6 +254,12 @@ class Stack(Module):
         return {}
 
     @nowrap
+    def layers_of_stages(self, stages: int) -> tuple[int, ...]:
+        """Returns the layers of each of `stages` pipeline stages; () where it isn't spread over stages."""
+        del stages
+        return ()
+
+    @nowrap
     def idle_share(self, stages: int) -> float:
         """Returns the part of its time in which one of `stages` pipeline stages has nothing to do."""
         del stages

@@ -231,6 +231,12 @@ class PipelinedStack(Stack):
         return idle_fraction(self.config.places(stages), self.config.microbatches)
 
     @kn.nowrap
+    def layers_of_stages(self, stages: int) -> tuple[int, ...]:
+        """Returns the layers of each stage; raises ShardingError where `layers_of_runs` doesn't fit so many."""
+        places: Places = self.config.places(stages)
+        return places.of_stages
+
+    @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
         """Returns one layer's layout, stacked over layers as the parameters are."""
         spec = self.layer.cache_spec(rows, length, dtype)
