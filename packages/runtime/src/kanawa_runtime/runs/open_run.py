@@ -103,14 +103,7 @@ def open_run(
     cfg.execution.set(mesh=None, strategies=())
     saved_cfg = cfg.clone()
     if serves:
-        cfg.set(model=without_companions(cfg.model))
-        wanted = cfg.model._target.batch_of(cfg.model)
-        # What was imported has rows of tokens as a stand-in, whatever its model learns from.
-        if wanted is not Batch and (stored is not None or cfg.data._target.batch is not wanted):
-            cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
-        target = target or _all_devices(cfg, modifiers, overrides)
-        # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
-        cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
+        target = _serve_only(cfg, stored is not None, target, modifiers, overrides)
     saved_tokenizer = tokenizer_file(directory)
     if data is not None:
         cfg = with_other_data(Base(type(cfg).__qualname__, cfg, directory), data).config
@@ -154,6 +147,21 @@ def open_run(
     lengths = (trainer.model.trained_length(), cfg.data.sequence_length)
     longest = max((length for length in lengths if length is not None), default=None)
     return OpenedRun(directory, composition, trainer, where, params, state, restored.step, longest)
+
+
+def _serve_only(
+    cfg: Any, imported: bool, target: str | None, modifiers: tuple[str, ...], overrides: Sequence[Override]
+) -> str | None:
+    """Takes from a config what serving has no use for; returns the target, which by default is all devices."""
+    cfg.set(model=without_companions(cfg.model))
+    wanted = cfg.model._target.batch_of(cfg.model)
+    # What was imported has rows of tokens as a stand-in, whatever its model learns from.
+    if wanted is not Batch and (imported or cfg.data._target.batch is not wanted):
+        cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
+    target = target or _all_devices(cfg, modifiers, overrides)
+    # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
+    cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
+    return target
 
 
 def _all_devices(cfg: Any, modifiers: tuple[str, ...], overrides: Sequence[Override]) -> str | None:
