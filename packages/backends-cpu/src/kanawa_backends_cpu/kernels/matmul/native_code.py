@@ -10,7 +10,7 @@ Legend: M rows, N columns, K the contracted dimension; a *tile* is the part of t
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from llvmlite import ir
 
@@ -19,17 +19,19 @@ from kanawa_backends_cpu.native.code import F32, I16, I32, I64, POINTER, Code, f
 
 #: Rows of a tile: with four vectors of AVX-512 or NEON, or two of AVX2, its sums fill the registers.
 TILE_ROWS = 6
-#: The largest block's rows and columns, and how much of K is packed at a time: a panel fits the first-level cache, the
-#: rest the second.
-BLOCK_ROWS, BLOCK_COLUMNS, DEPTH = 240, 320, 112
+#: The largest block's rows and columns, and how much of K is packed at a time: the left operand's part of a tile stays
+#: in the first-level cache, the right operand's part of a block in the second.
+BLOCK_ROWS, BLOCK_COLUMNS, DEPTH = 504, 384, 192
+#: Floats from one step of K to the next in a tile of a transposed left operand.
+_LINE = 8
+#: Floats between rows of a packed left operand, so that they don't share the first-level cache's sets.
+_APART = 16
 #: The same with AMX, and the rows and columns of four of its tiles.
 AMX_ROWS, AMX_COLUMNS, AMX_DEPTH, AMX_SQUARE = 256, 256, 512, 32
 #: With pairs in vectors, 32 columns of a part of K are to fit half of the first-level cache.
 PAIRS_DEPTH = 256
 #: How many blocks' memory is cached: as many threads as compute at a time.
 _CACHED = 16
-#: Floats from one step of K to the next in a tile of a transposed left operand.
-_LINE = 8
 #: Which of the call's buffers is which.
 LEFT, RIGHT, BLOCKS, RESULT = 0, 1, 2, 3
 
@@ -231,7 +233,7 @@ class _Block:
         code, builder = self.code, self.builder
         tile = self.variant.tile_columns
         sizes = [BLOCK_COLUMNS * DEPTH]
-        sizes += [BLOCK_ROWS // TILE_ROWS * _LINE * DEPTH if self.variant.transpose_a else BLOCK_ROWS * DEPTH]
+        sizes += [_LINE * DEPTH if self.variant.transpose_a else TILE_ROWS * (DEPTH + _APART)]
         # What is rounded needs all of its sum first.
         sizes += [BLOCK_ROWS * BLOCK_COLUMNS] if self.variant.bf16_result else []
         with scratch(code, 4 * sum(sizes)) as memory:
@@ -242,17 +244,14 @@ class _Block:
 
             def part(start: ir.Value) -> None:
                 depth = code.min(self.place.blocking.depth, builder.sub(self.k, start))
-                self._pack_left(start, depth)
                 code.loop(i64(0), self.place.columns, tile, lambda column: self._pack_right(start, depth, column))
                 first = builder.icmp_signed("==", start, i64(0))
-                code.loop(
-                    i64(0),
-                    self.place.columns,
-                    tile,
-                    lambda column: code.loop(
-                        i64(0), self.place.rows, TILE_ROWS, lambda row: self._tile(start, depth, row, column, first)
-                    ),
-                )
+
+                def rows(row: ir.Value) -> None:
+                    self._pack_left(start, depth, row)
+                    code.loop(i64(0), self.place.columns, tile, lambda column: self._tile(depth, row, column, first))
+
+                code.loop(i64(0), self.place.rows, TILE_ROWS, rows)
 
             code.loop(i64(0), self.k, self.place.blocking.depth, part)
             if self.sums is not None:
@@ -285,46 +284,41 @@ class _Block:
             whole, count, 1, lambda i: code.store(self._number(code.gep(source, i, self.kind)), code.gep(to, i, F32))
         )
 
-    def _pack_left(self, start: ir.Value, depth: ir.Value) -> None:
-        """Emits the packing of the left operand as floats: [rows, DEPTH], or tiles of [depth, _LINE] if transposed."""
+    def _pack_left(self, start: ir.Value, depth: ir.Value, row: ir.Value) -> None:
+        """Emits the packing of a tile's rows as floats: [rows, DEPTH + _APART], or [depth, _LINE] if transposed.
+
+        Rows beyond the last repeat it: what they sum is dropped.
+        """
         code, builder, place = self.code, self.builder, self.place
-        if self.variant.transpose_a:
-            whole = builder.mul(
-                builder.sdiv(builder.sub(place.rows, i64(_LINE - TILE_ROWS)), i64(TILE_ROWS)), i64(TILE_ROWS)
-            )
+        last = builder.sub(place.rows, i64(1))
+        if not self.variant.transpose_a:
 
-            def step(k: ir.Value) -> None:
-                source = code.gep(place.left, builder.mul(builder.add(start, k), self.m), self.kind)
-                source = code.gep(source, place.row, self.kind)
+            def copy(i: ir.Value) -> None:
+                at = builder.add(place.row, code.min(builder.add(row, i), last))
+                source = code.gep(place.left, builder.add(builder.mul(at, self.k), start), self.kind)
+                self._line(source, code.gep(self.packed, builder.mul(i, i64(DEPTH + _APART)), F32), depth)
 
-                def line(row: ir.Value) -> ir.Value:
-                    panel = builder.mul(builder.sdiv(row, i64(TILE_ROWS)), i64(_LINE * DEPTH))
-                    return code.gep(self.packed, builder.add(panel, builder.mul(k, i64(_LINE))), F32)
-
-                def rest(row: ir.Value) -> None:
-                    # Rows beyond the last repeat it: what they sum is dropped.
-                    last = builder.sub(place.rows, i64(1))
-                    for i in range(TILE_ROWS):
-                        number = self._number(code.gep(source, code.min(builder.add(row, i64(i)), last), self.kind))
-                        code.store(number, code.gep(line(row), i64(i), F32))
-
-                code.loop(
-                    i64(0),
-                    whole,
-                    TILE_ROWS,
-                    lambda row: code.store(self._vector(code.gep(source, row, self.kind), _LINE), line(row)),
-                )
-                code.loop(whole, place.rows, TILE_ROWS, rest)
-
-            code.loop(i64(0), depth, 1, step)
+            code.loop(i64(0), i64(TILE_ROWS), 1, copy)
             return
 
-        def row(i: ir.Value) -> None:
-            source = code.gep(place.left, builder.mul(builder.add(place.row, i), self.k), self.kind)
-            to = code.gep(self.packed, builder.mul(i, i64(DEPTH)), F32)
-            self._line(code.gep(source, start, self.kind), to, depth)
+        def source(k: ir.Value) -> ir.Value:
+            return code.gep(place.left, builder.add(builder.mul(builder.add(start, k), self.m), place.row), self.kind)
 
-        code.loop(i64(0), place.rows, 1, row)
+        def whole(k: ir.Value) -> None:
+            numbers = self._vector(code.gep(source(k), row, self.kind), _LINE)
+            code.store(numbers, code.gep(self.packed, builder.mul(k, i64(_LINE)), F32))
+
+        def rest(k: ir.Value) -> None:
+            for i in range(TILE_ROWS):
+                number = self._number(code.gep(source(k), code.min(builder.add(row, i64(i)), last), self.kind))
+                code.store(number, code.gep(self.packed, builder.add(builder.mul(k, i64(_LINE)), i64(i)), F32))
+
+        end = builder.add(builder.add(place.row, row), i64(_LINE))
+        with builder.if_else(builder.icmp_signed("<=", end, self.m)) as (then, otherwise):
+            with then:
+                code.loop(i64(0), depth, 1, whole)
+            with otherwise:
+                code.loop(i64(0), depth, 1, rest)
 
     def _pack_right(self, start: ir.Value, depth: ir.Value, column: ir.Value) -> None:
         """Emits the packing of one panel, [depth, tile columns]; columns beyond the last repeat it, or are 0."""
@@ -382,12 +376,12 @@ class _Block:
 
         code.loop(i64(0), i64(tile), lanes, columns)
 
-    def _tile(self, start: ir.Value, depth: ir.Value, row: ir.Value, column: ir.Value, first: ir.Value) -> None:
+    def _tile(self, depth: ir.Value, row: ir.Value, column: ir.Value, first: ir.Value) -> None:
         """Emits the addition of a part of K to a tile's sums."""
         code, builder, place, tile = self.code, self.builder, self.place, self.variant.tile_columns
         if self.sums is not None:
             to = code.gep(self.sums, builder.add(builder.mul(row, i64(BLOCK_COLUMNS)), column), F32)
-            self._sum(start, depth, row, column, first, to, i64(BLOCK_COLUMNS))
+            self._sum(depth, column, first, to, i64(BLOCK_COLUMNS))
             return
         corner = code.gep(
             place.result,
@@ -418,15 +412,13 @@ class _Block:
 
         with builder.if_then(builder.not_(builder.or_(fits, first))):
             moved(corner, self.n, self.spare, i64(tile))
-        self._sum(start, depth, row, column, first, to, stride)
+        self._sum(depth, column, first, to, stride)
         with builder.if_then(builder.not_(fits)):
             moved(self.spare, i64(tile), corner, self.n)
 
     def _sum(
         self,
-        start: ir.Value,
         depth: ir.Value,
-        row: ir.Value,
         column: ir.Value,
         first: ir.Value,
         to: ir.Value,
@@ -446,13 +438,12 @@ class _Block:
             with otherwise:
                 for variable, place in pairs:
                     builder.store(code.load(place, self.wide), variable)
-        lefts = self._lefts(start, row)
         panel = code.gep(self.panels, builder.mul(column, i64(DEPTH)), F32)
 
         def step(k: ir.Value) -> None:
             line = code.gep(panel, builder.mul(k, i64(tile)), F32)
             rights = [code.load(code.gep(line, i64(v * lanes), F32), self.wide) for v in range(self.variant.vectors)]
-            for each, left in zip(sums, lefts(k), strict=True):
+            for each, left in zip(sums, self._lefts(k), strict=True):
                 many = code.splat(left, lanes)
                 for variable, right in zip(each, rights, strict=True):
                     builder.store(code.fma(many, right, builder.load(variable, typ=self.wide)), variable)
@@ -461,18 +452,13 @@ class _Block:
         for variable, place in pairs:
             code.store(builder.load(variable, typ=self.wide), place)
 
-    def _lefts(self, start: ir.Value, row: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
-        """Returns what emits the left operand's numbers at one step of K, one a row of the tile."""
-        code, builder, place = self.code, self.builder, self.place
+    def _lefts(self, k: ir.Value) -> list[ir.Value]:
+        """Emits the loads of the left operand's numbers at one step of K, one a row of the tile."""
+        code, builder = self.code, self.builder
         if self.variant.transpose_a:
-            corner = code.gep(self.packed, builder.mul(builder.sdiv(row, i64(TILE_ROWS)), i64(_LINE * DEPTH)), F32)
-
-            def transposed(k: ir.Value) -> list[ir.Value]:
-                line = code.gep(corner, builder.mul(k, i64(_LINE)), F32)
-                return [code.load(code.gep(line, i64(i), F32), F32) for i in range(TILE_ROWS)]
-
-            return transposed
-        last = builder.sub(builder.sub(place.rows, row), i64(1))
-        rows = [builder.add(row, code.min(i64(i), last)) for i in range(TILE_ROWS)]
-        pointers = [code.gep(self.packed, builder.mul(each, i64(DEPTH)), F32) for each in rows]
-        return lambda k: [code.load(code.gep(pointer, k, F32), F32) for pointer in pointers]
+            corner = code.gep(self.packed, builder.mul(k, i64(_LINE)), F32)
+            places = [code.gep(corner, i64(i), F32) for i in range(TILE_ROWS)]
+        else:
+            corner = code.gep(self.packed, k, F32)
+            places = [code.gep(corner, i64(i * (DEPTH + _APART)), F32) for i in range(TILE_ROWS)]
+        return [code.load(place, F32) for place in places]
