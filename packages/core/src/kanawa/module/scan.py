@@ -124,8 +124,10 @@ def _unrolled(
     step: Callable[..., Any], carry: Any, xs: Any, params: Any, state: Any, length: int, carried: dict[str, Any]
 ) -> tuple[Any, Any, Outputs, Any]:
     ys, outputs = [], []
+    layers = {name: _apart(tree, length) for name, tree in params.items()}
     for i in range(length):
-        layer, own = ({name: layer_slice(tree, i) for name, tree in trees.items()} for trees in (params, state))
+        layer = {name: trees[i] for name, trees in layers.items()}
+        own = {name: layer_slice(tree, i) for name, tree in state.items()}
         carry, y, out, carried = step(carry, layer_slice(xs, i), layer, own, i, carried)
         ys.append(y)
         outputs.append(out)
@@ -155,6 +157,18 @@ def layer_slice(tree: Any, index: int) -> Any:
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
         return tree[index]
     return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def _apart(tree: Any, length: int) -> Sequence[Any]:
+    """Returns the per-layer trees of stacked arrays, or of a sequence of them.
+
+    Not by slices: the gradient of each is a whole stack of zeros but for one layer, and all of those are added.
+    """
+    if isinstance(tree, Sequence):
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    split = [[layer[0] for layer in jax.lax.split(leaf, (1,) * length)] for leaf in leaves]
+    return [jax.tree.unflatten(structure, [layers[i] for layers in split]) for i in range(length)]
 
 
 def unstack(tree: Mapping[str, Any], length: int) -> tuple[Any, ...]:
