@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.arrays.broadcast import along_last
+from kanawa.arrays.broadcast import spread
 
 #: "causal" pads the front only, so that an output sees no later input; or (before, after) for each axis.
 Padding = Literal["same", "valid", "causal"] | tuple[tuple[int, int], ...]
@@ -80,7 +80,7 @@ class Conv(kn.Module):
             dimension_numbers=channels_last(rank),
             feature_group_count=self.groups,
         )
-        return y + along_last(self.param("bias"), y.ndim) if cfg.bias else y
+        return y + spread(self.param("bias"), y.shape) if cfg.bias else y
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
@@ -151,7 +151,7 @@ class ConvTranspose(kn.Module):
             padding=cfg.padding.upper(),
             dimension_numbers=channels_last(rank),
         )
-        return y + along_last(self.param("bias"), y.ndim) if cfg.bias else y
+        return y + spread(self.param("bias"), y.shape) if cfg.bias else y
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:

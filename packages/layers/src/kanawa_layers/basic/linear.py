@@ -6,7 +6,7 @@ import math
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.arrays.axes import LogicalAxes
-from kanawa.arrays.broadcast import along_last
+from kanawa.arrays.broadcast import spread
 from kanawa.contracts import Adapter, Weighted
 
 
@@ -60,7 +60,7 @@ class Linear(Weighted):
         if self.adapter is not None:
             y = self.adapter(x, y, lambda: self.dense_weight("weight"))
         # The bias comes last, since DoRA doesn't rescale it.
-        return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y
+        return y + spread(self.param("bias"), y.shape) if self.config.bias else y
 
     @kn.nowrap
     def mark_parts(self, axis: int, lengths: tuple[int, ...]) -> None:

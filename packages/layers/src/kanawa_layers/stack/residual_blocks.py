@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.arrays.broadcast import along_last
+from kanawa.arrays.broadcast import spread
 from kanawa.arrays.init import Constant
 from kanawa.arrays.materialize import row_major
 from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
@@ -51,7 +51,7 @@ class Residual(kn.Module):
         for part in (self.adapter, self.dropout, self.stochastic_depth):
             y = y if part is None else part(y)
         if cfg.layer_scale is not None:
-            y = y * along_last(self.param("gamma"), y.ndim)
+            y = y * spread(self.param("gamma"), y.shape)
         x = x + (y if cfg.scale == 1.0 else y * jnp.asarray(cfg.scale, y.dtype))
         return row_major(x)
 

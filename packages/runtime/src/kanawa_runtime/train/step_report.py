@@ -58,14 +58,17 @@ def _sound(group: str, after: jax.Array, before: jax.Array) -> jax.Array:
     # memory, XLA would copy it.
     if after.ndim == 0:
         return jnp.isfinite(after) | (jnp.isinf(after) & jnp.isinf(before))
+    # A sum is finite only where all numbers are, and is one pass over memory on every device; a test of each number is
+    # not. What has a sum or a sum of squares beyond fp32 can't be computed with either.
     # Primitives, not jnp's functions: there are three such arrays to each parameter, and each call of those is a
     # program of its own to trace.
     everywhere = tuple(range(after.ndim))
+    numbers = jax.lax.convert_element_type(after, jnp.promote_types(after.dtype, jnp.float32))
     if group == "params" and float(jnp.finfo(after.dtype).max) > LARGEST_PARAMETER:
-        # Not `abs(x) > limit`: a NaN compares false.
-        small = jax.lax.le(jax.lax.abs(after), jax.lax.full_like(after, LARGEST_PARAMETER))
-        return jax.lax.reduce_and(small, everywhere)
-    return jax.lax.reduce_and(jax.lax.is_finite(after), everywhere)
+        squares = jax.lax.reduce_sum(jax.lax.mul(numbers, numbers), everywhere)
+        # Not `squares > limit`: a NaN compares false.
+        return jax.lax.le(squares, jax.lax.full_like(squares, LARGEST_PARAMETER**2))
+    return jax.lax.is_finite(jax.lax.reduce_sum(numbers, everywhere))
 
 
 @jax.tree_util.register_dataclass
