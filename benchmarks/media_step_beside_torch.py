@@ -2,8 +2,9 @@
 
 Run: python benchmarks/media_step_beside_torch.py --torch PYTHON [--only vit] [--pairs 6] [--small]; PYTHON has torch,
 transformers and diffusers. Both sides do forward, backward and AdamW without clipping on the same shapes, with as many
-threads as there are cores. PyTorch's side is the quickest of its modes (eager, torch.compile; in bf16 autocast and
-parameters in bf16), measured first. Whisper's spectrogram is part of our step and not of PyTorch's.
+threads as the process may use cores (`taskset -c 1 …`: one). PyTorch's side is the quickest of its modes (eager,
+torch.compile; in bf16 autocast and parameters in bf16), measured first. Whisper's spectrogram is part of our step and
+not of PyTorch's.
 
 Prints one JSON object a model and dtype; exit code 1 where our step takes longer.
 """
@@ -26,6 +27,7 @@ from kanawa.composition.environment import environment
 from kanawa.contracts import DataSource, ImageBatch, RowField, SpeechBatch
 from kanawa.contracts.workload import PrecisionConfig
 from kanawa_backends_cpu.process import prepare_process
+from kanawa_backends_cpu.processor import cores
 from kanawa_layers.recipes.vit import vit
 from kanawa_layers.recipes.whisper import whisper
 from kanawa_runtime.learn.learner import Learner
@@ -156,7 +158,7 @@ class Torch:
     def __init__(self, python: str, shape: dict[str, Any], mode: str) -> None:
         """Starts it; `ready` is its first line."""
         command = [python, str(Path(__file__).with_name("torch_media.py"))]
-        command.append(json.dumps(shape | {"mode": mode, "threads": os.cpu_count()}))
+        command.append(json.dumps(shape | {"mode": mode, "threads": cores()}))
         self.mode = mode
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._child.stdout is not None

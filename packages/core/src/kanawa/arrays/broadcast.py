@@ -14,5 +14,5 @@ def spread(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     The gradient of a broadcast in bf16 is a sum that some compilers make from many small ones in fp32, slowly.
     """
-    wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    wide = array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
     return jnp.broadcast_to(along_last(wide, len(shape)), shape).astype(array.dtype)

@@ -63,7 +63,7 @@ def _sound(group: str, after: jax.Array, before: jax.Array) -> jax.Array:
     # Primitives, not jnp's functions: there are three such arrays to each parameter, and each call of those is a
     # program of its own to trace.
     everywhere = tuple(range(after.ndim))
-    numbers = jax.lax.convert_element_type(after, jnp.promote_types(after.dtype, jnp.float32))
+    numbers = jax.lax.convert_element_type(after, jnp.float32) if after.dtype.itemsize < 4 else after
     if group == "params" and float(jnp.finfo(after.dtype).max) > LARGEST_PARAMETER:
         squares = jax.lax.reduce_sum(jax.lax.mul(numbers, numbers), everywhere)
         # Not `squares > limit`: a NaN compares false.
