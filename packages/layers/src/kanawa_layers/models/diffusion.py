@@ -13,10 +13,10 @@ from kanawa_layers.basic.pixels import PixelNorm
 from kanawa_layers.diffusion.denoiser import Autoencoder, Denoiser
 from kanawa_layers.diffusion.flow_matching import FlowMatching
 from kanawa_layers.diffusion.objective import Objective
-from kanawa_layers.diffusion.pretrained_text import PretrainedText
 from kanawa_layers.diffusion.samplers.dpm_solver import DPMSolver
 from kanawa_layers.diffusion.samplers.steps import SteppedSampler
 from kanawa_layers.diffusion.text_encoder import TextEncoder
+from kanawa_layers.models.pretrained_text import PretrainedText
 
 #: What turns row numbers into quantiles that are spread evenly however many rows there are: the golden ratio's part.
 _GOLDEN = 0.6180339887498949

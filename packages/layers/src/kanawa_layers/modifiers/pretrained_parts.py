@@ -8,10 +8,10 @@ from kanawa.contracts import DataSource
 from kanawa.errors import ConfigError
 from kanawa.plugins import host
 
-from kanawa_layers.diffusion.pretrained_text import EncoderText, PretrainedText, TowerText
 from kanawa_layers.models.autoencoder import VariationalAutoencoder
 from kanawa_layers.models.diffusion import DiffusionModel
 from kanawa_layers.models.encoder_decoder import EncoderDecoderLM
+from kanawa_layers.models.pretrained_text import EncoderText, PretrainedText, TowerText
 from kanawa_layers.models.two_towers import TwoTowers
 
 #: Files of tokenizers in a folder, or in what a run was imported from.

@@ -7,12 +7,12 @@ from kanawa.contracts import ForeignConfigError
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.masks import Bidirectional
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.diffusion.pretrained_text import EncoderText, TowerText
 from kanawa_layers.diffusion.text_encoder import TextEncoder
 from kanawa_layers.diffusion.text_reader import TextReader
 from kanawa_layers.feedforward.activations import gelu_tanh
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.models.encoder_decoder import EncoderDecoderLM
+from kanawa_layers.models.pretrained_text import EncoderText, TowerText
 from kanawa_layers.positions.absolute import LearnedPositions
 from kanawa_layers.positions.biases import NoPositions
 from kanawa_layers.recipes import clip, t5

@@ -104,9 +104,7 @@ def open_run(
     saved_cfg = cfg.clone()
     if serves:
         cfg.set(model=without_companions(cfg.model))
-        wanted = cfg.model._target.batch_of(cfg.model)
-        # What was imported has rows of tokens as a stand-in, whatever its model learns from.
-        if wanted is not Batch and (stored is not None or cfg.data._target.batch is not wanted):
+        if _has_no_rows(cfg, is_stored=stored is not None):
             cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
         target = target or _all_devices(cfg, modifiers, overrides)
         # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
@@ -154,6 +152,12 @@ def open_run(
     lengths = (trainer.model.trained_length(), cfg.data.sequence_length)
     longest = max((length for length in lengths if length is not None), default=None)
     return OpenedRun(directory, composition, trainer, where, params, state, restored.step, longest)
+
+
+def _has_no_rows(cfg: Any, *, is_stored: bool) -> bool:
+    """Returns whether the data are no rows that the model takes: what was imported has rows of tokens as a stand-in."""
+    wanted = cfg.model._target.batch_of(cfg.model)
+    return wanted is not Batch and (is_stored or cfg.data._target.batch is not wanted)
 
 
 def _all_devices(cfg: Any, modifiers: tuple[str, ...], overrides: Sequence[Override]) -> str | None:
