@@ -103,7 +103,12 @@ def open_run(
     cfg.execution.set(mesh=None, strategies=())
     saved_cfg = cfg.clone()
     if serves:
-        target = _serve_only(cfg, stored is not None, target, modifiers, overrides)
+        cfg.set(model=without_companions(cfg.model))
+        if _has_no_rows(cfg, is_stored=stored is not None):
+            cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
+        target = target or _all_devices(cfg, modifiers, overrides)
+        # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
+        cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
     saved_tokenizer = tokenizer_file(directory)
     if data is not None:
         cfg = with_other_data(Base(type(cfg).__qualname__, cfg, directory), data).config
@@ -149,19 +154,10 @@ def open_run(
     return OpenedRun(directory, composition, trainer, where, params, state, restored.step, longest)
 
 
-def _serve_only(
-    cfg: Any, imported: bool, target: str | None, modifiers: tuple[str, ...], overrides: Sequence[Override]
-) -> str | None:
-    """Takes from a config what serving has no use for; returns the target, which by default is all devices."""
-    cfg.set(model=without_companions(cfg.model))
+def _has_no_rows(cfg: Any, *, is_stored: bool) -> bool:
+    """Returns whether the data are no rows that the model takes: what was imported has rows of tokens as a stand-in."""
     wanted = cfg.model._target.batch_of(cfg.model)
-    # What was imported has rows of tokens as a stand-in, whatever its model learns from.
-    if wanted is not Batch and (imported or cfg.data._target.batch is not wanted):
-        cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
-    target = target or _all_devices(cfg, modifiers, overrides)
-    # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
-    cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
-    return target
+    return wanted is not Batch and (is_stored or cfg.data._target.batch is not wanted)
 
 
 def _all_devices(cfg: Any, modifiers: tuple[str, ...], overrides: Sequence[Override]) -> str | None:
