@@ -27,6 +27,8 @@ FAMILIES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
 QUICK = ("deepseek_v3", "llama3", "mamba2", "t5")
 #: What each modifier is called with, if not with nothing: where a family has one value already, the other changes it.
 CALLS = {
+    "autoencoder": [":folder=vae"],
+    "text-encoder": [":folder=clip"],
     "mixer": [":kind=gated-delta-net", ":kind=lstm"],
     "sparse-attention": [":top_k=3,rope_dim=16,head_dim=16"],
     "hyper-connections": [":streams=2"],

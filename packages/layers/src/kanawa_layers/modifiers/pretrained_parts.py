@@ -42,7 +42,7 @@ class TextEncoderModifier(kn.Modifier):
         model, data = parts.get("model"), parts.get("data")
         network: Any = model.denoiser._target if isinstance(model, DiffusionModel.Config) else None
         if not isinstance(model, DiffusionModel.Config) or network is None:
-            message = f"text-encoder: {type(cfg).__qualname__} has no diffusion model at `model`, but {model!r}"
+            message = f"text-encoder: {type(cfg).__qualname__} has no diffusion model at `model`, but {_named(model)}"
             raise ConfigError(message)
         if network.text_widths(model.denoiser) is None:
             message = f"text-encoder: {network.__qualname__} reads no texts; take a model that does, such as mmdit-tiny"
@@ -69,7 +69,7 @@ class AutoencoderModifier(kn.Modifier):
         """Returns `cfg` with the autoencoder; raises ConfigError where the folder holds none, or nothing wants one."""
         model, folder = vars(cfg).get("model"), self.config.folder
         if not isinstance(model, DiffusionModel.Config):
-            message = f"autoencoder: {type(cfg).__qualname__} has no diffusion model at `model`, but {model!r}"
+            message = f"autoencoder: {type(cfg).__qualname__} has no diffusion model at `model`, but {_named(model)}"
             raise ConfigError(message)
         found, source = model_in(folder, "autoencoder")
         if not isinstance(found, VariationalAutoencoder.Config):
@@ -79,6 +79,10 @@ class AutoencoderModifier(kn.Modifier):
             raise ConfigError(message)
         model.set(autoencoder=found.autoencoder.set(source=source))
         return cfg
+
+
+def _named(part: Any) -> str:
+    return type(part).__qualname__ if isinstance(part, kn.Config) else repr(part)
 
 
 def model_in(folder: str, modifier: str) -> tuple[Any, str]:
