@@ -111,5 +111,5 @@ def test_teachers_of_other_tokens_and_folders_that_are_none_are_refused(tmp_path
         DistillModifier.Config(teacher="llama-tiny").build()(Experiment())
     with pytest.raises(ConfigError, match=r"some/where is no folder"):
         DistillModifier.Config(teacher="some/where").build()(Experiment())
-    with pytest.raises(ConfigError, match="holds no causal language model"):
+    with pytest.raises(ConfigError, match="holds no model of a known kind"):
         DistillModifier.Config(teacher=str(tmp_path)).build()(Experiment())

@@ -16,7 +16,7 @@ from kanawa_layers.models.policy_loss import PolicyLoss
 from kanawa_layers.models.reference import FrozenModel
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
 from kanawa_layers.modifiers.fields import set_fields
-from kanawa_layers.modifiers.pretrained_parts import model_in
+from kanawa_layers.modifiers.pretrained_parts import model_in, named
 
 
 class VocabularySize(kn.Modifier):
@@ -140,7 +140,7 @@ class DistillModifier(kn.Modifier):
         """Returns `cfg` with the loss; raises ConfigError where student or teacher is no such language model."""
         own, student = self.config, vars(cfg).get("model")
         if not isinstance(student, CausalLM.Config) or "loss" not in student.fields():
-            message = f"distill: {type(cfg).__qualname__} has no causal language model at `model`, but {student!r}"
+            message = f"distill: {type(cfg).__qualname__} has no causal language model at `model`, but {named(student)}"
             raise ConfigError(message)
         teacher, source = _teacher(own.teacher)
         if teacher.vocab_size != student.vocab_size:

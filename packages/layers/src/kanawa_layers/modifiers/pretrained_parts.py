@@ -42,7 +42,7 @@ class TextEncoderModifier(kn.Modifier):
         model, data = parts.get("model"), parts.get("data")
         network: Any = model.denoiser._target if isinstance(model, DiffusionModel.Config) else None
         if not isinstance(model, DiffusionModel.Config) or network is None:
-            message = f"text-encoder: {type(cfg).__qualname__} has no diffusion model at `model`, but {_named(model)}"
+            message = f"text-encoder: {type(cfg).__qualname__} has no diffusion model at `model`, but {named(model)}"
             raise ConfigError(message)
         if network.text_widths(model.denoiser) is None:
             message = f"text-encoder: {network.__qualname__} reads no texts; take a model that does, such as mmdit-tiny"
@@ -69,7 +69,7 @@ class AutoencoderModifier(kn.Modifier):
         """Returns `cfg` with the autoencoder; raises ConfigError where the folder holds none, or nothing wants one."""
         model, folder = vars(cfg).get("model"), self.config.folder
         if not isinstance(model, DiffusionModel.Config):
-            message = f"autoencoder: {type(cfg).__qualname__} has no diffusion model at `model`, but {_named(model)}"
+            message = f"autoencoder: {type(cfg).__qualname__} has no diffusion model at `model`, but {named(model)}"
             raise ConfigError(message)
         found, source = model_in(folder, "autoencoder")
         if not isinstance(found, VariationalAutoencoder.Config):
@@ -81,7 +81,8 @@ class AutoencoderModifier(kn.Modifier):
         return cfg
 
 
-def _named(part: Any) -> str:
+def named(part: Any) -> str:
+    """Returns what a message calls a part: its class, not all of its fields; a value that is none as it is."""
     return type(part).__qualname__ if isinstance(part, kn.Config) else repr(part)
 
 
