@@ -95,7 +95,13 @@ def test_a_run_cut_short_goes_on_bit_for_bit_and_reports_pictures_of_held_out_te
     assert {medium.text for medium in media_of(sample)} <= texts
 
 
-@pytest.mark.parametrize("modifiers", [["remat:policy=full"], ['mesh:axes={"data":2,"fsdp":4}']], ids=["remat", "mesh"])
+@pytest.mark.parametrize(
+    "modifiers",
+    [
+        pytest.param(["remat:policy=full"], marks=pytest.mark.nightly, id="remat"),
+        pytest.param(['mesh:axes={"data":2,"fsdp":4}'], id="mesh"),
+    ],
+)
 def test_eight_devices_and_remat_give_the_same_losses(run, tmp_path, modifiers):
     on = "cpu-8" if modifiers[0].startswith("mesh") else "cpu"
     other = losses(small(modifiers, on=on), tmp_path / "other", steps=2)
@@ -122,7 +128,7 @@ def folders(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("kind", ["clip", "t5"])
+@pytest.mark.parametrize("kind", ["clip", pytest.param("t5", marks=pytest.mark.nightly)])
 def test_a_frozen_encoder_of_a_folder_travels_with_the_run(folders, kind, tmp_path, capsys):
     composed = small([f"text-encoder:folder={folders / kind},length={LENGTH}"])
     run = tmp_path / "run"

@@ -61,7 +61,7 @@ class PipelineModifier(kn.Modifier):
         microbatches: kn.Size = 8
         schedule: str = "gpipe"
         rounds: kn.Size = 1
-        layers: tuple[int, ...] = ()
+        layers: tuple[kn.Size, ...] = ()
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` pipelined."""

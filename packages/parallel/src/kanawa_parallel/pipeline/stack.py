@@ -56,7 +56,7 @@ class PipelinedStack(Stack):
         layer: Block.Config = kn.REQUIRED
         microbatches: kn.Size = 1
         rounds: kn.Size = 1
-        layers_of_runs: tuple[int, ...] = ()
+        layers_of_runs: tuple[kn.Size, ...] = ()
         remat: RematPolicy.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(children={"layer": "layers.{}"})
 
