@@ -47,7 +47,7 @@ class Recorded:
     def training_step(self, *arguments: Any, **rest: Any) -> Any:
         """Takes a step whose beginning is recorded."""
         if self.turns is not None and self.starts:
-            self.turns.about = {"versions": versions(), "tokens": self.tokens}
+            self.turns.about, self.turns.tokens = {"versions": versions()}, self.tokens
             self.turns.stepped()
         self.starts.append(time.perf_counter())
         return super().training_step(*arguments, **rest)

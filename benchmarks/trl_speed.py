@@ -49,7 +49,8 @@ def write(folder: Path, method: str, steps: int) -> int:
 
     parameters = write_model(folder / "model", **(POLICY if method in ("grpo", "drawn") else MODEL))
     if method == "sft":
-        write_chats(folder / "chat.jsonl", rows=(steps + 2) * SFT["batch"] * 2, longest=60)
+        # One epoch: of a longer one, batches that are grouped by length would be the longest alone.
+        write_chats(folder / "chat.jsonl", rows=(steps + 2) * SFT["batch"], longest=60)
     elif method == "drawn":
         write_questions(folder / "questions.jsonl", rows=(steps + 4) * GROUPS["batch"] // GROUPS["group"])
     elif method != "grpo":
@@ -134,15 +135,19 @@ def ours(settings: dict[str, Any]) -> None:
 # --- comparing -----------------------------------------------------------------------------------------------
 
 
-def tokens_of(folder: Path, method: str, name: str, player: Player, steps: int) -> float:
-    """Returns the mean tokens of a step that aren't padding, counted alike on both sides."""
+def tokens_of(folder: Path, method: str, player: Player, block: int, steps: int) -> list[float]:
+    """Returns the tokens of each turn that aren't padding: by count, or `block` times our mean of all steps."""
+    if any(player.tokens):
+        return [float(count) for count in player.tokens]
+    return [block * _mean_tokens(folder, method, steps)] * len(player.seconds)
+
+
+def _mean_tokens(folder: Path, method: str, steps: int) -> float:
     import numpy as np
 
     if method == "grpo":
         arrays = np.load(folder / "completions.npz")
         return float(arrays["prompt_mask"].sum() + arrays["completion_mask"].sum()) / len(arrays["advantages"])
-    if name != "kanawa":
-        return statistics.fmean(player.about["tokens"])
     from kanawa_runtime.runs.run_directory import OF_TRAINING, read_config
 
     cfg = read_config(folder / "ours", OF_TRAINING)
@@ -172,30 +177,33 @@ def compared(folder: Path, method: str, args: argparse.Namespace) -> dict[str, A
         commands[name] = [args.torch, str(HERE / "trl_side.py"), KINDS[method], json.dumps(settings)]
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(HERE)}
     players = play(commands, args.turns, environment, args.lock)
-    tokens = {name: tokens_of(folder, method, name, player, steps) for name, player in players.items()}
+    tokens = {name: tokens_of(folder, method, player, args.block, steps) for name, player in players.items()}
     say = sys.stdout.write
     say(f"{method}: {parameters:,} parameters\n")
     figures: dict[str, Any] = {"parameters": parameters, "sides": {}}
     for name, player in players.items():
         rates = {
-            kind: median_and_interval([args.block * tokens[name] / s for s in getattr(player, kind)])
+            kind: median_and_interval([t / s for t, s in zip(tokens[name], getattr(player, kind), strict=True)])
             for kind in ("seconds", "processor")
         }
-        figures["sides"][name] = {"tokens": tokens[name], **rates, "versions": player.about.get("versions")}
+        mean = statistics.fmean(tokens[name]) / args.block
+        figures["sides"][name] = {"tokens": mean, **rates, "versions": player.about.get("versions")}
         shown = "; ".join(
             f"{middle:,.0f} ({low:,.0f} to {high:,.0f}) a second of {label}"
             for (middle, low, high), label in zip(rates.values(), ("time", "processor time"), strict=True)
         )
-        say(f"  {name:12} {tokens[name]:6.0f} tokens a step; {shown}\n")
+        say(f"  {name:12} {mean:6.0f} tokens a step; {shown}\n")
     mine = players["kanawa"]
     for kind, label in (("processor", "processor time"), ("seconds", "time")):
         others = [name for name in players if name != "kanawa"]
-        best = max(others, key=lambda name: figures["sides"][name][kind][0])
-        pairs = zip(getattr(mine, kind), getattr(players[best], kind), strict=True)
-        scale = tokens["kanawa"] / tokens[best]
-        ratio = median_and_interval([scale * theirs / own for own, theirs in pairs])
-        figures[f"ratio_{kind}"] = (*ratio, best)
-        say(f"  by {label}: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f}) times TRL, {best}\n")
+        whole = {name: sum(tokens[name]) / sum(getattr(player, kind)) for name, player in players.items()}
+        best = max(others, key=whole.__getitem__)
+        turns = zip(tokens["kanawa"], getattr(mine, kind), tokens[best], getattr(players[best], kind), strict=True)
+        ratio = median_and_interval([(own / spent) / (theirs / time) for own, spent, theirs, time in turns])
+        of_sums = whole["kanawa"] / whole[best]
+        figures[f"ratio_{kind}"] = (*ratio, of_sums, best)
+        middle, low, high = ratio
+        say(f"  by {label}: {middle:.2f} ({low:.2f} to {high:.2f}) times TRL, {best}; of sums {of_sums:.2f}\n")
     sys.stdout.flush()
     return figures
 

@@ -29,6 +29,8 @@ class Turns:
         self._steps, self._began = 0, (0.0, 0.0)
         #: What the first report says beside blocks; filled by the side.
         self.about: dict[str, Any] = {}
+        #: The tokens of each step, where the side counts them.
+        self.tokens: Sequence[int] = ()
 
     def stepped(self) -> None:
         """Counts a step; at the end of a block reports it and waits. Ends the process where no turn follows."""
@@ -38,7 +40,8 @@ class Turns:
             return
         self._settle()
         seconds, processor = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
-        _say({"seconds": seconds, "processor": processor} if done else self.about)
+        block = {"seconds": seconds, "processor": processor, "tokens": sum(self.tokens[-self._block :])}
+        _say(block if done else self.about)
         if not sys.stdin.readline():
             sys.stdout.flush()
             os._exit(0)
@@ -64,6 +67,7 @@ class Player:
     about: dict[str, Any]
     seconds: list[float] = dataclasses.field(default_factory=list)
     processor: list[float] = dataclasses.field(default_factory=list)
+    tokens: list[int] = dataclasses.field(default_factory=list)
 
     def turn(self) -> None:
         """Has the side run a block."""
@@ -72,6 +76,7 @@ class Player:
         told = _heard(self.process)
         self.seconds.append(told["seconds"])
         self.processor.append(told["processor"])
+        self.tokens.append(told["tokens"])
 
 
 def _heard(process: Any) -> dict[str, Any]:
