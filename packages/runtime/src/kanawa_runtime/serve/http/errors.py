@@ -1,6 +1,7 @@
 """Refusals as OpenAI's clients understand them: a status, and an object that names field and limit."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kanawa.errors import UsageError
@@ -76,6 +77,18 @@ def refused_by_engine(error: Exception) -> ApiError | None:
     if isinstance(error, RequestError):
         return invalid(_HTTP_FIELDS.get(error.field, error.field), str(error))
     return None
+
+
+@contextlib.contextmanager
+def engine_refusals() -> Iterator[None]:
+    """Raises what the engine refuses within as the client's answer; other errors pass."""
+    try:
+        yield
+    except Exception as error:
+        refusal = refused_by_engine(error)
+        if refusal is None:
+            raise
+        raise refusal from error
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

@@ -13,7 +13,7 @@ from kanawa_runtime.serve.engine.picture import Picture
 from kanawa_runtime.serve.engine.request import Grammar, Output, Request, SamplingParams
 from kanawa_runtime.serve.growing_text import GrowingText
 from kanawa_runtime.serve.http.choice import Choice, LogprobWriter, Piece
-from kanawa_runtime.serve.http.errors import ApiError, invalid, refused_by_engine, unavailable, unprocessable
+from kanawa_runtime.serve.http.errors import ApiError, engine_refusals, invalid, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.protocol import Structure, TextRequest
 from kanawa_runtime.serve.http.sampling import sampling_of_choice
@@ -54,18 +54,16 @@ class Generation:
         answers, client = self._service.answers, self.exchange.client
         self._service.check_share(answers, client, len(self.choices))
         try:
-            for choice in self.choices:
-                choice.submitted = time.monotonic()
-                answers.take(client)
-                receiver = functools.partial(self._take, choice)
-                self._engine.submit(choice.request, self._handover.to(receiver))
-        except Exception as error:
+            with engine_refusals():
+                for choice in self.choices:
+                    choice.submitted = time.monotonic()
+                    answers.take(client)
+                    receiver = functools.partial(self._take, choice)
+                    self._engine.submit(choice.request, self._handover.to(receiver))
+        except Exception:
             # The choices before it would run to their ends although the request fails.
             self._end("abort")
-            refusal = refused_by_engine(error)
-            if refusal is None:
-                raise
-            raise refusal from error
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from kanawa_runtime.runs.media import png_bytes
-from kanawa_runtime.serve.http.errors import invalid, refused_by_engine, unavailable
+from kanawa_runtime.serve.http.errors import engine_refusals, invalid
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.route import ANSWERS, Operation
 from kanawa_runtime.serve.http.service import Service
@@ -83,35 +83,16 @@ class ImageGenerations:
         if request.size not in ("auto", f"{width}x{height}"):
             raise invalid(at="size", why=f"it is {request.size!r}, expected auto or {width}x{height}")
         self._service.check_texts([request.prompt], "prompt")
-        try:
+        with engine_refusals():
             wish = self._engine.wish(request.prompt)
-        except Exception as error:
-            refusal = refused_by_engine(error)
-            if refusal is None:
-                raise
-            raise refusal from error
         first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         return [Drawing(Asked(wish, (first + i) % _SEEDS), request.guidance) for i in range(request.n)]
 
     async def _drawn(self, exchange: Exchange, drawings: list[Drawing]) -> list[np.ndarray]:
-        service, count = self._service, len(drawings)
-        service.check_share(service.answers, exchange.client, count)
-        service.check_ready()
-        service.answers.take(exchange.client, count)
-        try:
+        late = "the pictures weren't made in the time that a request may take (server.max_seconds)"
+        async with self._service.answering(exchange.client, len(drawings), late):
             asked = [asyncio.wrap_future(self._engine.draw(one, exchange.client)) for one in drawings]
-            async with asyncio.timeout(service.config.max_seconds):
-                return list(await asyncio.gather(*asked))
-        except TimeoutError as error:
-            message = "the pictures weren't made in the time that a request may take (server.max_seconds)"
-            raise unavailable(message, 5, "deadline_exceeded") from error
-        except Exception as error:
-            refusal = refused_by_engine(error)
-            if refusal is None:
-                raise
-            raise refusal from error
-        finally:
-            service.answers.give_back(exchange.client, count)
+            return list(await asyncio.gather(*asked))
 
     def _answer(self, drawings: list[Drawing], pictures: list[np.ndarray]) -> dict[str, Any]:
         height, width, _ = self._engine.wishes.made.shape

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, Tag
 
-from kanawa_runtime.serve.http.errors import invalid, refused_by_engine, unavailable, unprocessable
+from kanawa_runtime.serve.http.errors import invalid, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.protocol import NewTokens
 from kanawa_runtime.serve.http.route import ANSWERS, Operation
@@ -103,23 +103,10 @@ class Pooled(abc.ABC):
         if len(texts) > most:
             raise invalid(at=field, why=f"there are {len(texts)} texts, and a client may have {most} read at once")
         encoded = await service.in_worker(exchange, self._encoded, request, texts, field)
-        service.check_share(service.answers, exchange.client, len(texts))
-        service.check_ready()
-        service.answers.take(exchange.client, len(texts))
-        try:
+        late = "the texts weren't read in the time that a request may take"
+        async with service.answering(exchange.client, len(texts), late):
             asked = [asyncio.wrap_future(self.engine.pool(*one, exchange.client)) for one in encoded]
-            async with asyncio.timeout(service.config.max_seconds):
-                found = np.stack(await asyncio.gather(*asked))
-        except TimeoutError as error:
-            message = "the texts weren't read in the time that a request may take"
-            raise unavailable(message, 5, "deadline_exceeded") from error
-        except Exception as error:
-            refusal = refused_by_engine(error)
-            if refusal is None:
-                raise
-            raise refusal from error
-        finally:
-            service.answers.give_back(exchange.client, len(texts))
+            found = np.stack(await asyncio.gather(*asked))
         if not np.isfinite(found).all():
             message = "the model's numbers are no longer finite"
             raise unavailable(message, 1, "engine_error")

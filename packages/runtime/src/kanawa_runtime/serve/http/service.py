@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from kanawa_runtime.serve.engine.request import Grammar, OnOutput, Output, RequestError
 from kanawa_runtime.serve.http.access import Hosts, Keys
 from kanawa_runtime.serve.http.config import ServerConfig
-from kanawa_runtime.serve.http.errors import ApiError, invalid, refused_by_engine, shown, unavailable, unprocessable
+from kanawa_runtime.serve.http.errors import ApiError, engine_refusals, invalid, shown, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange, body_json, json_bytes
 from kanawa_runtime.serve.http.large_requests import LARGE, LargeRequests
 from kanawa_runtime.serve.http.metrics import Metrics
@@ -218,13 +218,30 @@ class Service:
         """Raises the 429 of a full queue, or of a client that has its share of it."""
         self.check_share(self.requests, exchange.client)
         self.check_share(self.answers, exchange.client)
-        try:
+        with engine_refusals():
             self.model.engine.check_room()
-        except Exception as error:
-            refusal = refused_by_engine(error)
-            if refusal is None:
-                raise
-            raise refusal from error
+
+    @contextlib.asynccontextmanager
+    async def answering(self, client: str, count: int, late: str) -> AsyncIterator[None]:
+        """Holds places for answers that an engine makes within; raises ApiErrors for no room, and as `in_time` does."""
+        self.check_share(self.answers, client, count)
+        self.check_ready()
+        self.answers.take(client, count)
+        try:
+            async with self.in_time(late):
+                yield
+        finally:
+            self.answers.give_back(client, count)
+
+    @contextlib.asynccontextmanager
+    async def in_time(self, late: str) -> AsyncIterator[None]:
+        """Raises ApiErrors for what an engine refuses within, and past `max_seconds`, with the message `late`."""
+        try:
+            with engine_refusals():
+                async with asyncio.timeout(self.config.max_seconds):
+                    yield
+        except TimeoutError as error:
+            raise unavailable(late, 5, "deadline_exceeded") from error
 
     def check_share(self, shares: Shares, client: str, count: int = 1) -> None:
         """Raises the 429 of a client that has its share of the server's places."""

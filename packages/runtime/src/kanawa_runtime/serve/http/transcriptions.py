@@ -3,14 +3,13 @@
 Source: OpenAI's API reference, "Create transcription", "Create translation" and "Transcript events".
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from kanawa_runtime.data.speech.wave_files import SoundError, sound_samples
-from kanawa_runtime.serve.http.errors import invalid, refused_by_engine, unavailable
+from kanawa_runtime.serve.http.errors import invalid
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.forms import FORM, read_form
 from kanawa_runtime.serve.http.route import ANSWERS, EVENTS, JSON, TEXT, Operation
@@ -116,18 +115,10 @@ class Transcriptions:
             timed=request.response_format in ("verbose_json", "srt", "vtt"),
             seed=stated.get("seed", 0),
         )
-        try:
-            async with asyncio.timeout(self._service.config.max_seconds):
-                async for one in self._transcriber.segments(samples, asked, exchange.client):
-                    yield one
-        except TimeoutError as error:
-            message = "the sound wasn't transcribed in the time that a request may take (server.max_seconds)"
-            raise unavailable(message, 5, "deadline_exceeded") from error
-        except Exception as error:
-            refusal = refused_by_engine(error)
-            if refusal is None:
-                raise
-            raise refusal from error
+        late = "the sound wasn't transcribed in the time that a request may take (server.max_seconds)"
+        async with self._service.in_time(late):
+            async for one in self._transcriber.segments(samples, asked, exchange.client):
+                yield one
 
 
 async def _answer(
