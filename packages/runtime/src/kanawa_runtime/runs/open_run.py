@@ -103,12 +103,7 @@ def open_run(
     cfg.execution.set(mesh=None, strategies=())
     saved_cfg = cfg.clone()
     if serves:
-        cfg.set(model=without_companions(cfg.model))
-        if _has_no_rows(cfg, is_stored=stored is not None):
-            cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
-        target = target or _all_devices(cfg, modifiers, overrides)
-        # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
-        cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
+        target = _serve_only(cfg, target, modifiers, overrides, is_stored=stored is not None)
     saved_tokenizer = tokenizer_file(directory)
     if data is not None:
         cfg = with_other_data(Base(type(cfg).__qualname__, cfg, directory), data).config
@@ -154,10 +149,19 @@ def open_run(
     return OpenedRun(directory, composition, trainer, where, params, state, restored.step, longest)
 
 
-def _has_no_rows(cfg: Any, *, is_stored: bool) -> bool:
-    """Returns whether the data are no rows that the model takes: what was imported has rows of tokens as a stand-in."""
+def _serve_only(
+    cfg: Any, target: str | None, modifiers: tuple[str, ...], overrides: Sequence[Override], *, is_stored: bool
+) -> str | None:
+    """Takes from a config what serving has no use for; returns the target, by default all devices where that helps."""
+    cfg.set(model=without_companions(cfg.model))
     wanted = cfg.model._target.batch_of(cfg.model)
-    return wanted is not Batch and (is_stored or cfg.data._target.batch is not wanted)
+    # What was imported has rows of tokens as a stand-in, whatever its model learns from.
+    if wanted is not Batch and (is_stored or cfg.data._target.batch is not wanted):
+        cfg.set(data=component("data", "kanawa-runtime:no-rows").Config())
+    target = target or _all_devices(cfg, modifiers, overrides)
+    # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
+    cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
+    return target
 
 
 def _all_devices(cfg: Any, modifiers: tuple[str, ...], overrides: Sequence[Override]) -> str | None:

@@ -1,5 +1,6 @@
 """Opens a run, or a folder of another library, to serve: engine, tokenizer, template, and other weights later."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,48 @@ from kanawa_runtime.serve.structured.grammars import Grammars
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a served model lies, and how it is opened there: when the server starts, and for other weights later."""
+
+    directory: Path
+    target: str | None
+    modifiers: tuple[str, ...]
+
+    def open(self, step: int | None) -> OpenedRun:
+        """Returns the run at a step."""
+        return open_run(self.directory, target=self.target, modifiers=self.modifiers, step=step, serves=True)
+
+    def reloading(self, served: ServedModel, opened: OpenedRun) -> ServedModel:
+        """Returns `served` with what opens other weights; UsageError there where the folder holds another model by now."""
+        architecture = to_json(opened.composition.config.model)
+
+        def reload(step: int | None) -> OpenedRun:
+            again = self.open(step)
+            if to_json(again.composition.config.model) != architecture:
+                message = f"{self.directory} holds another model than the one that is served; start a server for it"
+                raise UsageError(message)
+            return again
+
+        served.reload = reload
+        return served
+
+    def without_texts(
+        self, opened: OpenedRun, name: str | None, engine: Any, tokenizer: Tokenizer, why: str, **more: Any
+    ) -> ServedModel:
+        """Returns a model that writes no texts, with `why` it takes no grammars."""
+        served = ServedModel(
+            name=name or self.directory.resolve().name,
+            engine=engine,
+            tokenizer=tokenizer,
+            template=template_of({}),
+            no_grammars=why,
+            step=opened.step,
+            **more,
+        )
+        return self.reloading(served, opened)
+
+
 def served_model(
     directory: Path,
     config: EngineConfig,
@@ -71,7 +114,8 @@ def served_model(
             "as with --set engine.speculative_tokens=4"
         )
         raise UsageError(message)
-    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
+    place = _Place(directory, target, modifiers)
+    opened = place.open(step)
     tokenizer = _tokenizer(opened, directory)
     chosen = template_of(tokenizer.folder_files(), template)
     read = {called: load_adapter(folder, opened.trainer.model.config) for called, folder in (adapters or {}).items()}
@@ -105,9 +149,7 @@ def served_model(
         opened=None if training is None else opened,
         pictures=_pictures(opened, chosen, tokenizer),
     )
-    architecture = to_json(opened.composition.config.model)
-    served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
-    return served
+    return place.reloading(served, opened)
 
 
 def pools(directory: Path, pooling: str | None) -> bool:
@@ -133,19 +175,11 @@ def pooled_model(
 
     Raises UsageError for a model that can't be pooled so, or has no tokenizer.
     """
-    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
+    place = _Place(directory, target, modifiers)
+    opened = place.open(step)
     tokenizer = _tokenizer(opened, directory)
-    served = ServedModel(
-        name=name or directory.resolve().name,
-        engine=PoolingEngine(opened, config, pooling),
-        tokenizer=tokenizer,
-        template=template_of({}),
-        no_grammars="this model writes no texts",
-        step=opened.step,
-    )
-    architecture = to_json(opened.composition.config.model)
-    served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
-    return served
+    engine = PoolingEngine(opened, config, pooling)
+    return place.without_texts(opened, name, engine, tokenizer, "this model writes no texts")
 
 
 def transcribes(directory: Path) -> bool:
@@ -176,22 +210,14 @@ def drawing_model(
     modifiers: tuple[str, ...] = (),
 ) -> ServedModel:
     """Returns the model of a folder behind an engine that makes pictures and has not started yet."""
-    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
+    place = _Place(directory, target, modifiers)
+    opened = place.open(step)
     model: Any = opened.composition.config.model
     # One of labels reads no texts; servers have a tokenizer of every model.
     is_text = model._target.made_by(model).prompt_length is not None
     tokenizer = _tokenizer(opened, directory) if is_text else ByteTokenizer.Config().build()
-    served = ServedModel(
-        name=name or directory.resolve().name,
-        engine=DrawingEngine(opened, config, tokenizer),
-        tokenizer=tokenizer,
-        template=template_of({}),
-        no_grammars="this model makes pictures",
-        step=opened.step,
-    )
-    architecture = to_json(model)
-    served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
-    return served
+    engine = DrawingEngine(opened, config, tokenizer)
+    return place.without_texts(opened, name, engine, tokenizer, "this model makes pictures")
 
 
 def transcribing_model(
@@ -204,7 +230,8 @@ def transcribing_model(
     modifiers: tuple[str, ...] = (),
 ) -> ServedModel:
     """Returns the model of a folder behind an engine that transcribes speech and has not started yet."""
-    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
+    place = _Place(directory, target, modifiers)
+    opened = place.open(step)
     source, model = opened.trainer.source, opened.composition.config.model
     if isinstance(source, SpeechSource) and tokenizer_file(opened.directory) is None:
         tokenizer: Tokenizer = Letters.Config(alphabet=source.config.alphabet).build()
@@ -213,18 +240,8 @@ def transcribing_model(
     files = tokenizer.folder_files()
     start_ids = model._target.hearing_of(model).start_ids
     special = special_texts(files)
-    served = ServedModel(
-        name=name or directory.resolve().name,
-        engine=TranscribingEngine(opened, config, rules_of(special, files, model.vocab_size, start_ids)),
-        tokenizer=tokenizer,
-        template=template_of({}),
-        no_grammars="this model transcribes speech",
-        step=opened.step,
-        special=special,
-    )
-    architecture = to_json(opened.composition.config.model)
-    served.reload = lambda wanted: _reopened(directory, target, modifiers, wanted, architecture)
-    return served
+    engine = TranscribingEngine(opened, config, rules_of(special, files, model.vocab_size, start_ids))
+    return place.without_texts(opened, name, engine, tokenizer, "this model transcribes speech", special=special)
 
 
 def _tokenizer(opened: OpenedRun, directory: Path) -> Tokenizer:
@@ -258,18 +275,3 @@ def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> 
     model = opened.trainer.model
     assert isinstance(model, CausalLM)
     return Draft(model, opened.params, opened.state)
-
-
-def _reopened(
-    directory: Path,
-    target: str | None,
-    modifiers: tuple[str, ...],
-    step: int | None,
-    architecture: Mapping[str, object],
-) -> OpenedRun:
-    """Returns the run at a step; raises UsageError where the folder holds another model by now."""
-    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
-    if to_json(opened.composition.config.model) != architecture:
-        message = f"{directory} holds another model than the one that is served; start a server for it"
-        raise UsageError(message)
-    return opened
