@@ -1,6 +1,5 @@
 """Samples of a model in training: a few tokens after the experiment's prompt, with the same draws each time."""
 
-import logging
 from typing import Any
 
 import jax
@@ -19,43 +18,27 @@ from kanawa_runtime.data.speech.source import SpeechSource
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.examples.answered import AnswerSampler
 from kanawa_runtime.serve.examples.recognised import RecognitionSampler
-from kanawa_runtime.serve.examples.sampler import MediaSampler
+from kanawa_runtime.serve.examples.sampler import Sampler
 from kanawa_runtime.serve.examples.transcribed import TranscriptSampler
 from kanawa_runtime.serve.generate import SamplingConfig, TextWriter
 from kanawa_runtime.serve.growing_text import text_after
 from kanawa_runtime.serve.pictures.samples import PictureSampler, subjects_of
 from kanawa_runtime.serve.unmasking import generator_of, prompt_to_fill_after
 
-logger = logging.getLogger(__name__)
-
 #: Enough to see what it has learned, little enough to cost less than the evaluation beside it.
 _TOKENS = 64
 
 
-class Sampler:
-    """Writes samples of one model; its two programs are compiled at the first one and used for all."""
+class TextSampler(Sampler):
+    """Writes texts after the prompt."""
 
     def __init__(self, model: CausalLM, tokenizer: Tokenizer, prompt: str, environment: Environment) -> None:
-        self.prompt = prompt
+        super().__init__(prompt)
         self._model, self._tokenizer, self._environment = model, tokenizer, environment
         self._generator: TextWriter | None = None
-        self._error: str | None = None
 
-    def sample(self, params: Any, state: Any) -> dict[str, str]:
-        """Returns the `prompt` and the `text` after it, or an `error`: a run must not end because of its samples.
-
-        What fails once, for want of memory or of a kernel that decodes, is not tried again.
-        """
-        if self._error is None:
-            try:
-                return {"prompt": self.prompt, "text": self._text(params, state)}
-            except Exception as error:
-                self._error = f"{type(error).__name__}: {error}".splitlines()[0]
-                self._generator = None
-                logger.warning("no more samples, the first one failed: %s", self._error, exc_info=True)
-        return {"prompt": self.prompt, "text": "", "error": self._error}
-
-    def _text(self, params: Any, state: Any) -> str:
+    def made(self, params: Any, state: Any) -> dict[str, Any]:
+        """Returns the `text` after the prompt."""
         if self._generator is None:
             known = self._tokenizer.known
             self._generator = generator_of(self._model, params, state, self._environment, known)
@@ -65,10 +48,14 @@ class Sampler:
         sampling = SamplingConfig(temperature=0.7, top_p=0.9)
         (completion,) = self._generator.generate([prompt], _TOKENS, sampling, self._tokenizer.stop_ids)
         self._generator.unload()
-        return text_after(self._tokenizer, prompt, completion.token_ids)
+        return {"text": text_after(self._tokenizer, prompt, completion.token_ids)}
+
+    def forget(self) -> None:
+        """Frees the generator."""
+        self._generator = None
 
 
-def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | MediaSampler | None:
+def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:
     """Returns the sampler of an experiment; None of text without a prompt, of what can't be shown, and in a gang.
 
     In a gang every process would have to decode too, and one that failed would block the others.
@@ -89,4 +76,4 @@ def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environ
         return AnswerSampler(model, tokenizer, source, environment)
     if not prompt:
         return None
-    return Sampler(model, tokenizer, prompt, environment)
+    return TextSampler(model, tokenizer, prompt, environment)

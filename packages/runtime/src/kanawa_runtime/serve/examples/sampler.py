@@ -1,12 +1,13 @@
-"""What samplers of media share: a run must not end because of its samples; and the rows that they show."""
+"""What samplers share: a run must not end because of its samples; and the held-out rows that some of them show."""
 
 import abc
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from kanawa.contracts import DataSource
+from kanawa.contracts import DataSource, Environment
 
 from kanawa_runtime.runs.media import Medium, as_json
 
@@ -18,48 +19,82 @@ _MOST_SIDE = 128
 _LOOKED_THROUGH = 64
 
 
-class MediaSampler(abc.ABC):
+class Sampler(abc.ABC):
     """Makes samples of one model; its programs are compiled at the first one and used for all."""
 
-    #: What the media are, in a sentence for the report.
-    about: ClassVar[str]
-
-    def __init__(self) -> None:
+    def __init__(self, prompt: str = "") -> None:
+        self.prompt = prompt
         self._error: str | None = None
 
     @abc.abstractmethod
-    def media(self, params: Any, state: Any) -> list[Medium]:
-        """Returns the samples."""
+    def made(self, params: Any, state: Any) -> dict[str, Any]:
+        """Returns what an event says of the samples beside the prompt."""
 
     @abc.abstractmethod
     def forget(self) -> None:
         """Frees what a failed sample holds."""
 
     def sample(self, params: Any, state: Any) -> dict[str, Any]:
-        """Returns the samples as `media`, or an `error`. What fails once, for want of memory, is not tried again."""
+        """Returns the `prompt` and the `text` after it or other samples, or an `error`: a run must not end by them.
+
+        What fails once, for want of memory or of a kernel that decodes, is not tried again.
+        """
         if self._error is None:
             try:
-                made = as_json(self.media(params, state))
-                return {"prompt": "", "text": "", "about": self.about, "media": made}
+                return {"prompt": self.prompt, **self.made(params, state)}
             except Exception as error:
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]
                 self.forget()
                 logger.warning("no more samples, the first one failed: %s", self._error, exc_info=True)
-        return {"prompt": "", "text": "", "error": self._error}
+        return {"prompt": self.prompt, "text": "", "error": self._error}
 
 
-def first_rows(source: DataSource, count: int) -> list[dict[str, np.ndarray]]:
-    """Returns the first rows that are held out, without those that were left out; of data without such, any."""
+class MediaSampler(Sampler):
+    """Makes pictures or sounds."""
+
+    #: What the media are, in a sentence for the report.
+    about: ClassVar[str]
+
+    @abc.abstractmethod
+    def media(self, params: Any, state: Any) -> list[Medium]:
+        """Returns the samples."""
+
+    def made(self, params: Any, state: Any) -> dict[str, Any]:
+        """Returns the samples as `media`, and what they are."""
+        return {"text": "", "about": self.about, "media": as_json(self.media(params, state))}
+
+
+class HeldOutSampler(MediaSampler):
+    """Shows what a model makes of the first `count` rows that are held out, always the same."""
+
+    count: ClassVar[int]
+
+    def __init__(self, source: DataSource, environment: Environment) -> None:
+        super().__init__()
+        self._source, self._environment = source, environment
+        self._rows: list[dict[str, np.ndarray]] | None = None
+
+    @abc.abstractmethod
+    def shown(self, rows: list[dict[str, np.ndarray]], params: Any, state: Any) -> list[Medium]:
+        """Returns the samples of rows, of which there is one at least."""
+
+    def media(self, params: Any, state: Any) -> list[Medium]:
+        """Returns the samples; none of data that show nothing."""
+        if self._rows is None:
+            wanted = (row for row in held_out_rows(self._source, _LOOKED_THROUGH) if np.any(row["loss_weights"]))
+            self._rows = list(itertools.islice(wanted, self.count))
+        return self.shown(self._rows, params, state) if self._rows else []
+
+    def forget(self) -> None:
+        """Frees the rows."""
+        self._rows = None
+
+
+def held_out_rows(source: DataSource, most: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields at most so many of the first rows that are held out; of data without such, any."""
     rows = source.held_out() or source
-    found: list[dict[str, np.ndarray]] = []
-    most = _LOOKED_THROUGH if rows.num_rows is None else min(rows.num_rows, _LOOKED_THROUGH)
-    for index in range(most):
-        row = rows.row(index)
-        if np.any(row["loss_weights"]):
-            found.append(row)
-        if len(found) == count:
-            break
-    return found
+    for index in range(most if rows.num_rows is None else min(rows.num_rows, most)):
+        yield rows.row(index)
 
 
 def batch_of(source: DataSource, rows: Sequence[Mapping[str, np.ndarray]]) -> Any:

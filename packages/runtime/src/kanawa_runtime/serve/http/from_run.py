@@ -53,7 +53,7 @@ class _Place:
         return open_run(self.directory, target=self.target, modifiers=self.modifiers, step=step, serves=True)
 
     def reloading(self, served: ServedModel, opened: OpenedRun) -> ServedModel:
-        """Returns `served` with what opens other weights; UsageError there where the folder holds another model by now."""
+        """Returns `served` with what opens other weights; UsageError there where the folder has another model."""
         architecture = to_json(opened.composition.config.model)
 
         def reload(step: int | None) -> OpenedRun:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from kanawa.contracts import DataSource, Environment, Made, MakesPictures
 
 from kanawa_runtime.runs.media import Medium, png
-from kanawa_runtime.serve.examples.sampler import MediaSampler, reduced
+from kanawa_runtime.serve.examples.sampler import MediaSampler, held_out_rows, reduced
 from kanawa_runtime.serve.pictures.maker import GUIDANCE, Asked, PictureMaker
 
 _PICTURES = 10
@@ -30,8 +30,7 @@ def subjects_of(made: Made, source: DataSource) -> list[Subject]:
         return labelled or [Subject(None, str(number)) for number in range(_PICTURES)]
     rows = source.held_out() or source
     subjects: dict[str, Subject] = {}
-    for index in range(4 * _PICTURES if rows.num_rows is None else min(rows.num_rows, 4 * _PICTURES)):
-        row = rows.row(index)
+    for row in held_out_rows(source, 4 * _PICTURES):
         shown = rows.shown(row)
         if shown is None:
             continue
