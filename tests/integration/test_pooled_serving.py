@@ -19,10 +19,8 @@ from kanawa_layers.convert.huggingface import HuggingFaceStore
 from kanawa_layers.models.labels import as_classifier
 from kanawa_layers.recipes.bert import bert
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.http.access import Keys
-from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.from_run import pooled_model, pools
-from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
+from served_in_thread import serving
 from words_of_bert import WORDS, tokenizer
 
 TEXTS = [" ".join(WORDS[5 : 6 + count % 9]) for count in range(12)] + ["good " * 40]
@@ -55,19 +53,9 @@ def folders(tmp_path_factory):
 def served(folder, pooling=None, keys=(), max_queued=32, **limits):
     assert pools(folder, pooling)
     model = pooled_model(folder, EngineConfig(max_queued=max_queued), pooling)
-    ready, listening = threading.Event(), listening_socket("127.0.0.1", 0)
-    server = HttpServer(model, ServerConfig(**limits), Keys(keys), listening, ready.set)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        assert ready.wait(120)
-        with httpx2.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=60) as http:
-            http.model = model
-            yield http
-    finally:
-        server.stop()
-        thread.join(60)
-    assert not thread.is_alive()
+    with serving(model, keys, **limits) as url, httpx2.Client(base_url=url, timeout=60) as http:
+        http.model = model
+        yield http
 
 
 def posted(http, path, status=200, **body):

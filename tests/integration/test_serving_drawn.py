@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -20,10 +19,8 @@ from kanawa_runtime.data.images.decode import decoded
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.http.access import Keys
-from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.from_run import drawing_model, draws
-from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
+from served_in_thread import serving
 
 LENGTH, VOCAB = 16, 259
 
@@ -63,19 +60,11 @@ def folders(tmp_path_factory):
 def served(folder, **limits):
     assert draws(folder)
     model = drawing_model(folder, EngineConfig(max_queued=32, max_sequences=4), name="it")
-    ready, listening = threading.Event(), listening_socket("127.0.0.1", 0)
-    server = HttpServer(model, ServerConfig(**limits), Keys(("secret",)), listening, ready.set)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    try:
-        assert ready.wait(240)
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
-            yield client
-    finally:
-        server.stop()
-        thread.join(60)
-    assert not thread.is_alive()
+    with (
+        serving(model, ("secret",), **limits) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client,
+    ):
+        yield client
 
 
 def pixels(image):

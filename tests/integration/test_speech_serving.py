@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import shutil
-import threading
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +14,9 @@ import openai
 import pytest
 from kanawa.cli.main import main
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.http.access import Keys
-from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.from_run import transcribes, transcribing_model
-from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
 from kanawa_runtime.serve.speech.windows import windows
+from served_in_thread import serving
 
 FIXTURES = Path(__file__).parents[2] / "packages" / "layers" / "tests" / "fixtures"
 SPECIAL = {3: "<|startoftranscript|>", 33: "<|endoftext|>", 34: "<|en|>", 35: "<|de|>", 36: "<|translate|>"}
@@ -58,22 +55,12 @@ def folders(tmp_path_factory):
 def served(folder, rows=4, **limits):
     assert transcribes(folder)
     model = transcribing_model(folder, EngineConfig(max_queued=32, max_sequences=rows), name="it")
-    ready, listening = threading.Event(), listening_socket("127.0.0.1", 0)
-    server = HttpServer(model, ServerConfig(**limits), Keys(("secret",)), listening, ready.set)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    try:
-        assert ready.wait(120)
-        with (
-            openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client,
-            httpx2.Client(base_url=url, timeout=60) as http,
-        ):
-            yield client, http
-    finally:
-        server.stop()
-        thread.join(60)
-    assert not thread.is_alive()
+    with (
+        serving(model, ("secret",), **limits) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client,
+        httpx2.Client(base_url=url, timeout=60) as http,
+    ):
+        yield client, http
 
 
 def tone(seconds, rate=16_000, channels=1, width=2):

@@ -1,7 +1,6 @@
 """A training service in a thread of the test's process, and a client of its protocol that waits for each answer."""
 
 import contextlib
-import threading
 
 import httpx2
 import jax
@@ -13,12 +12,11 @@ from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.http.access import Keys
-from kanawa_runtime.serve.http.config import ServerConfig, TrainingConfig
+from kanawa_runtime.serve.http.config import TrainingConfig
 from kanawa_runtime.serve.http.from_run import served_model
-from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
 from kanawa_runtime.serve.training import wire
 from kanawa_runtime.serve.training.routes import training_routes
+from served_in_thread import serving
 
 KEYS = ("tml-first", "tml-second")
 BYTES = ByteTokenizer.Config().build()
@@ -47,17 +45,11 @@ def running_service(folder, **limits):
     RunStore().save(folder / "base", StoredModel(recipe(), base_params(), {}, BYTES.folder_files(), {}))
     training = TRAINING.clone().set(**limits)
     model = served_model(folder / "base", ENGINE, name="base", training=training)
-    routes, ready = training_routes(model, training, folder / "state"), threading.Event()
-    listening = listening_socket("127.0.0.1", 0)
-    server = HttpServer(model, ServerConfig(), Keys(KEYS), listening, ready.set, routes.operations)
-    thread = threading.Thread(target=server.run)
-    thread.start()
+    routes = training_routes(model, training, folder / "state")
     try:
-        assert ready.wait(300)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", routes.training
+        with serving(model, KEYS, routes.operations) as url:
+            yield url, routes.training
     finally:
-        server.stop()
-        thread.join(60)
         routes.close()
 
 
