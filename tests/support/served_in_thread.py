@@ -10,7 +10,7 @@ from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
 
 @contextlib.contextmanager
 def serving(model, keys=(), more=None, **limits):
-    """Serves a model, and `more` routes beside its own, with fields of the server's config; yields the address once it is ready."""
+    """Serves a model, and `more` routes beside its own, with fields of the server's config; yields its address."""
     ready, listening = threading.Event(), listening_socket("127.0.0.1", 0)
     server = HttpServer(model, ServerConfig(**limits), Keys(keys), listening, ready.set, more)
     thread = threading.Thread(target=server.run)
