@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from xla_options import xla_flags
 
 SMALL = (
     *("--steps", "2", "--set", "sample_prompt=None", "--set", "data=random-tokens", "--set", "data.vocab_size=512"),
@@ -19,8 +20,8 @@ def kanawa(tmp_path):
     """Returns a function that runs a verb with or without the backend; returns what it wrote."""
 
     def run(*arguments, without):
-        environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        environment |= {"JAX_PLATFORMS": "cpu", "KANAWA_SKIP_PLUGINS": "kanawa-backends-cpu" if without else ""}
+        environment = {**os.environ, "XLA_FLAGS": xla_flags(), "JAX_PLATFORMS": "cpu"}
+        environment |= {"KANAWA_SKIP_PLUGINS": "kanawa-backends-cpu" if without else ""}
         command = [sys.executable, "-m", "kanawa.cli", *arguments]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -60,8 +60,12 @@ class _Repeated(np.ndarray):
         """Leaves all as it is: only shapes count."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
-        """Computes on whole arrays, and in place on none: what is seen here can't be written to."""
+        """Computes one number of such arrays and of numbers, else whole arrays; none in place: what is seen is one."""
         del out
+        alike = all(isinstance(x, _Repeated) or np.ndim(x) == 0 for x in inputs)
+        if alike and method == "__call__" and ufunc.nout == 1:
+            one = ufunc(*(np.ones((), x.dtype) if isinstance(x, _Repeated) else x for x in inputs), **kwargs)
+            return _repeated(np.broadcast_shapes(*map(np.shape, inputs)), one.dtype)
         return getattr(ufunc, method)(*(np.asarray(x) for x in inputs), **kwargs)
 
 
