@@ -53,8 +53,10 @@ def from_plain(module: Module, plain: Mapping[str, Any], key: jax.Array) -> Tree
     if drawn:
         # Under jit the compiler drops the draws of everything else: initialising a large model for its adapters would
         # not fit.
-        draw = jax.jit(lambda k: {path: flatten_paths(initialize(module, k))[path] for path in drawn})
-        made.update(draw(key))
+        def adapters(key: jax.Array) -> dict[str, jax.Array]:
+            return {path: leaf for path, leaf in flatten_paths(initialize(module, key)).items() if path in drawn}
+
+        made.update(jax.jit(adapters)(key))
     return unflatten_paths({path: made[path] for path in specs})
 
 
