@@ -99,7 +99,7 @@ def test_a_run_cut_short_goes_on_bit_for_bit_and_reports_pictures_of_held_out_te
     "modifiers",
     [
         pytest.param(["remat:policy=full"], marks=pytest.mark.nightly, id="remat"),
-        pytest.param(['mesh:axes={"data":2,"fsdp":4}'], id="mesh"),
+        pytest.param(['mesh:axes={"data":2,"fsdp":4}'], marks=pytest.mark.nightly, id="mesh"),
     ],
 )
 def test_eight_devices_and_remat_give_the_same_losses(run, tmp_path, modifiers):

@@ -52,7 +52,7 @@ def model(loss=None, modify=None):
     for modifier in modify or ():
         cfg = modifier.build()(cfg)
     built = cfg.build()
-    return built, kn.initialize(built, jax.random.key(0))
+    return built, jax.jit(lambda key: kn.initialize(built, key))(jax.random.key(0))
 
 
 def sums(built, params, rows):
@@ -146,12 +146,12 @@ def test_kto_computes_mismatched_completions_without_gradients():
         # Held-out rows are computed whole, so that their gradients pass through both halves as far as the loss has any.
         return outputs(built, params, batch, train=not whole).total_loss()
 
-    grads = [jax.grad(loss)(params, whole) for whole in (False, True)]
+    step = jax.jit(jax.grad(loss), static_argnums=1)
+    grads = [step(params, whole) for whole in (False, True)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *grads)
     assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(grads[0])) > 1e-3
     flops = [
-        jax.jit(jax.grad(loss), static_argnums=1).lower(params, whole).compile().cost_analysis()["flops"]
-        for whole in (False, True)
+        step.lower(params, whole).compile().cost_analysis()["flops"] for whole in (False, True)
     ]
     # Of forward passes with and without a backward one, twice as large: 6 passes in place of 8, at most.
     assert flops[0] < 0.85 * flops[1]
@@ -190,7 +190,7 @@ def test_without_adapters_the_reference_is_the_base_model_and_no_gradient_reache
     flat = np.zeros((2, 2 * PAIRS), np.float32).reshape(2, PAIRS, 2)
     flat[[0, 0, 1], [0, 1, 0]] = sums(base, params, ROWS)[..., 0]
     grads = [
-        jax.grad(lambda p, b=b: outputs(built, p, b).total_loss())(moved)
+        jax.jit(jax.grad(lambda p, b=b: outputs(built, p, b).total_loss()))(moved)
         for b in (batch, batch._replace(reference_logprobs=jnp.asarray(flat.reshape(2, -1))))
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *grads)
