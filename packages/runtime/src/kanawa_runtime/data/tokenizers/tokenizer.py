@@ -92,6 +92,11 @@ class Tokenizer(Configurable):
         """Returns the files of a model folder in which other libraries find this tokenizer; {} where there are none."""
         return {}
 
+    @property
+    def learns(self) -> bool:
+        """Whether `fit` learns from documents."""
+        return type(self).fit is not Tokenizer.fit
+
     def fit(self, documents: Iterable[bytes]) -> "Tokenizer":
         """Returns a tokenizer learned from `documents`; itself where there is nothing to learn."""
         del documents
