@@ -14,21 +14,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 LENGTH, BATCH = 4096, 8
 SIDE = Path(__file__).with_name("data_pipeline_side.py")
 
 
-def write_corpus(path: Path, megabytes: int) -> int:
-    """Writes records of 20 to 400 made-up words; returns how many."""
+def texts_to_write(megabytes: int) -> Iterator[str]:
+    """Yields texts of 20 to 400 made-up words, so many megabytes as JSON Lines."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(20_000)]
     texts = [" ".join(draw.choices(words, k=draw.randint(20, 400))) for _ in range(4096)]
     count = size = 0
+    while size < megabytes << 20:
+        text = f"{count} {texts[count % len(texts)]}"
+        yield text
+        size += len(text) + len('{"text": ""}\n')
+        count += 1
+
+
+def write_corpus(path: Path, megabytes: int) -> int:
+    """Writes records of 20 to 400 made-up words; returns how many."""
+    count = 0
     with path.open("w") as file:
-        while size < megabytes << 20:
-            size += file.write(json.dumps({"text": f"{count} {texts[count % len(texts)]}"}) + "\n")
+        for text in texts_to_write(megabytes):
+            file.write(json.dumps({"text": text}) + "\n")
             count += 1
     return count
 

@@ -136,6 +136,9 @@ class EncodedDocuments:
 
     def _wait(self, examples: int | None) -> None:
         """Waits until so many examples, or all for None, are encoded; raises what ended the build."""
+        # Asked of every piece.
+        if self._complete:
+            return
         with self._grown:
             while not self._complete and (examples is None or not self._ends or self._ends[-1] < examples):
                 if self._failure is not None:
