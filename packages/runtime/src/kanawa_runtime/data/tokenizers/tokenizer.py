@@ -3,7 +3,7 @@
 import abc
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,10 @@ class Tokenizer(Configurable):
     @abc.abstractmethod
     def encode(self, text: bytes | str) -> np.ndarray:
         """Returns the ids of `text`, int32 [tokens]; a string is encoded as UTF-8."""
+
+    def encode_each(self, texts: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yields what `encode` returns of each text; some libraries are faster at several at once."""
+        return map(self.encode, texts)
 
     def encode_ranges(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of `text`, int32 [tokens], and which of its characters each covers, int64 [tokens, 2].
