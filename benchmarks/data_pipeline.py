@@ -10,30 +10,42 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 LENGTH, BATCH = 4096, 8
 SIDE = Path(__file__).with_name("data_pipeline_side.py")
 
 
-def write_corpus(path: Path, megabytes: int) -> int:
-    """Writes records of 20 to 400 made-up words; returns how many."""
+def texts_to_write(megabytes: int) -> Iterator[str]:
+    """Yields texts of 20 to 400 made-up words, so many megabytes as JSON Lines."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(20_000)]
     texts = [" ".join(draw.choices(words, k=draw.randint(20, 400))) for _ in range(4096)]
     count = size = 0
+    while size < megabytes << 20:
+        text = f"{count} {texts[count % len(texts)]}"
+        yield text
+        size += len(text) + len('{"text": ""}\n')
+        count += 1
+
+
+def write_corpus(path: Path, megabytes: int) -> int:
+    """Writes records of 20 to 400 made-up words; returns how many."""
+    count = 0
     with path.open("w") as file:
-        while size < megabytes << 20:
-            size += file.write(json.dumps({"text": f"{count} {texts[count % len(texts)]}"}) + "\n")
+        for text in texts_to_write(megabytes):
+            file.write(json.dumps({"text": text}) + "\n")
             count += 1
     return count
 
 
-def measure_ours(path: Path) -> dict[str, float]:
+def measure_ours(path: Path, tokenizer: str = "") -> dict[str, float]:
     """Returns the time and memory of one epoch in this process, through the cache that KANAWA_CACHE names."""
     from kanawa_runtime.data.loader import GrainLoader
     from kanawa_runtime.data.source import TextSource
@@ -43,6 +55,8 @@ def measure_ours(path: Path) -> dict[str, float]:
     begin = time.perf_counter()
     corpus = JsonLines.Config(files=(path.name,), root=str(path.parent), validation_one_in=0)
     cfg = TextSource.Config(corpus=corpus, tokenizer=ByteTokenizer.Config(), sequence_length=LENGTH, epochs=1)
+    if tokenizer:
+        cfg.set(tokenizer_file=tokenizer)
     source = cfg.build()
     batches = sum(1 for _ in GrainLoader.Config().build(source=source, global_batch=BATCH))
     seconds = time.perf_counter() - begin
@@ -52,7 +66,9 @@ def measure_ours(path: Path) -> dict[str, float]:
 
 def child(command: list[str], **environment: str) -> dict[str, float]:
     """Returns what a process prints as JSON on its last line."""
-    run = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    # Bytecode is compiled once, as an installer does it; without, imports take three times as long.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    run = subprocess.run(command, env={**inherited, **environment}, capture_output=True, text=True, check=False)
     if run.returncode:
         sys.exit(f"{' '.join(command)} ended with {run.returncode}:\n{run.stderr[-2000:]}")
     found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
@@ -64,10 +80,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--torch-python", help="an interpreter with torch")
+    parser.add_argument("--tokenizer", default="", help="a folder with a tokenizer.json; bytes without")
+    parser.add_argument("--pairs", type=int, default=1, help="times that the sides run, one after another")
+    parser.add_argument("--no-grain", action="store_true", help="leave grain out: it is slow")
     parser.add_argument("--ours", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.ours:
-        sys.stdout.write(json.dumps(measure_ours(args.ours)) + "\n")
+        sys.stdout.write(json.dumps(measure_ours(args.ours, args.tokenizer)) + "\n")
         return
     load = f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     sys.stdout.write(f"{load}; rows of {LENGTH}, batches of {BATCH}\n")
@@ -75,21 +94,28 @@ def main() -> None:
         for megabytes in (args.megabytes // 4, args.megabytes):
             path = Path(folder, f"{megabytes}.jsonl")
             documents = write_corpus(path, megabytes)
-            ours = [sys.executable, __file__, "--ours", str(path)]
+            ours = [sys.executable, __file__, "--ours", str(path), "--tokenizer", args.tokenizer]
             cache = str(Path(folder, f"cache{megabytes}"))
             sides = [("kanawa, from text", ours, cache), ("kanawa, from its shards", ours, cache)]
-            for side in ("grain-threads", "grain-processes"):
+            for side in () if args.no_grain else ("grain-threads", "grain-processes"):
                 sides.append((side, [sys.executable, str(SIDE), side, str(path), str(LENGTH), str(BATCH)], ""))
             if args.torch_python:
                 sides.append(("torch", [args.torch_python, str(SIDE), "torch", str(path), str(LENGTH), str(BATCH)], ""))
-            for name, command, place in sides:
-                found = child(command, **({"KANAWA_CACHE": place} if place else {}))
-                speed = documents / found["seconds"]
-                sys.stdout.write(
-                    f"{megabytes:5} MB  {found.get('version', name):24} {speed:10,.0f} documents/s  "
-                    f"{found['batches']:6} batches  peak {found['peak_megabytes']:6.0f} MB\n"
-                )
-                sys.stdout.flush()
+            reads = str(Path(args.tokenizer, "tokenizer.json")) if args.tokenizer else ""
+            for _ in range(args.pairs):
+                shutil.rmtree(cache, ignore_errors=True)
+                for name, command, place in sides:
+                    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                    found = child(command, SIDE_TOKENIZER=reads, **({"KANAWA_CACHE": place} if place else {}))
+                    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                    speed = documents / found["seconds"]
+                    sys.stdout.write(
+                        f"{megabytes:5} MB  {found.get('version', name):24} {speed:10,.0f} documents/s  "
+                        f"{found['batches']:6} batches  {processor:6.1f} s of processors  "
+                        f"peak {found['peak_megabytes']:6.0f} MB  load {os.getloadavg()[0]:.1f}\n"
+                    )
+                    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The memory of a process that reads an epoch of a large text: after each part of it, and before and while it encodes.
+"""The memory of a process that reads an epoch of a large text: after each part of it, and after it was encoded.
 
-    python benchmarks/epoch_memory.py --gigabytes 10 --folder /a/disk/with/thirty
+    python benchmarks/epoch_memory.py --gigabytes 10 --folder /a/disk/with/thirty [--parquet]
 
 Three times as much disk is needed: the text, and its shards as uint16. Both are removed at the end.
 """
@@ -13,9 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from data_pipeline import BATCH, LENGTH, write_corpus
+from data_pipeline import BATCH, LENGTH, texts_to_write, write_corpus
 
-PARTS = (0.1, 0.25, 0.5, 1.0)
+PARTS = (0.1, 0.2, 0.5, 1.0)
+_GROUP_ROWS = 1 << 15
 
 
 def memory_megabytes(field: str) -> float:
@@ -34,29 +35,52 @@ def show(what: str, began: float) -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def write_parquet(path: Path, megabytes: int) -> int:
+    """Writes the records of `write_corpus` as Parquet, in groups of 32,768 rows; returns how many."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("text", pa.string())])
+    count = 0
+    with pq.ParquetWriter(path, schema) as writer:
+        waiting: list[str] = []
+        for text in texts_to_write(megabytes):
+            waiting.append(text)
+            count += 1
+            if len(waiting) == _GROUP_ROWS:
+                writer.write_table(pa.table({"text": waiting}, schema))
+                waiting = []
+        writer.write_table(pa.table({"text": waiting}, schema))
+    return count
+
+
 def main() -> None:
     """Reads one epoch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=10)
     parser.add_argument("--folder", help="where text and shards go for a while")
+    parser.add_argument("--parquet", action="store_true", help="a Parquet file instead of JSON Lines")
     args = parser.parse_args()
     from kanawa_runtime.data.loader import GrainLoader
     from kanawa_runtime.data.source import TextSource
-    from kanawa_runtime.data.text_files import JsonLines
+    from kanawa_runtime.data.text_files import JsonLines, RecordTexts
     from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         os.environ["KANAWA_CACHE"] = str(Path(folder, "cache"))
-        documents = write_corpus(Path(folder, "text.jsonl"), int(args.gigabytes * 1024))
+        name = "text.parquet" if args.parquet else "text.jsonl"
+        write = write_parquet if args.parquet else write_corpus
+        documents = write(Path(folder, name), int(args.gigabytes * 1024))
         show(f"{args.gigabytes} GB, {documents:,} documents", began)
-        corpus = JsonLines.Config(files=("text.jsonl",), root=folder, validation_one_in=0)
+        kind = RecordTexts if args.parquet else JsonLines
+        corpus = kind.Config(files=(name,), root=folder, validation_one_in=0)
         cfg = TextSource.Config(corpus=corpus, tokenizer=ByteTokenizer.Config(), sequence_length=LENGTH, epochs=1)
         source = cfg.build()
         assert source.content_digest  # noqa: S101
-        show("read for its digest", began)
+        show("read and encoded", began)
         rows = source.num_rows or 0
-        show("encoded, and rows planned", began)
+        show("rows planned", began)
         ends = [int(rows * part) // BATCH for part in PARTS[:-1]]
         for number, _ in enumerate(GrainLoader.Config().build(source=source, global_batch=BATCH), 1):
             if number in ends:

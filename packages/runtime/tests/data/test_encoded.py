@@ -243,3 +243,29 @@ def test_memory_doesnt_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + (1 << 20), f"2 MB of text took {peaks[0]} bytes, 16 MB {peaks[1]}"
+
+
+@pytest.mark.parametrize(("one_in", "times"), [(0, 1), (7, 1), (100_000, 3)])
+def test_the_reading_for_the_digest_encodes_on_the_way(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, one_in: int, times: int
+) -> None:
+    """Once in 100,000 leaves nothing held out by the hash, so one document is chosen, and the text is read again."""
+    readings = []
+    read = TextFiles.read
+    monkeypatch.setattr(TextFiles, "read", lambda self: readings.append(self) or read(self))
+    corpus = TextFiles.Config(files=("*.txt",), root=str(folder), validation_one_in=one_in)
+    settings = {"tokenizer": ByteTokenizer.Config(), "sequence_length": 64, "epochs": 1, "encode_processes": 1}
+    made = TextSource.Config(corpus=corpus, **settings).build()
+    digest, found = made.digest, rows(made)
+    assert len(readings) == times
+    monkeypatch.setenv("KANAWA_CACHE", str(cache / "other"))
+    again = TextSource.Config(corpus=corpus, **settings).build()
+    again.encodes_early = False
+    assert (again.digest, again.encoded.heads) == (digest, made.encoded.heads)
+    assert (rows(again) == found).all()
+
+
+def test_a_corpus_that_reads_badly_at_its_end_is_still_an_error(folder: Path) -> None:
+    (folder / "zzz.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(CorpusError, match=r"zzz\.txt isn't UTF-8"):
+        len(source(folder).encoded)

@@ -1,11 +1,12 @@
 """A corpus: named documents, split by a hash of their names. One is embedded in every Python."""
 
 import abc
+import collections
 import functools
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,10 @@ Split = Literal["train", "validation"]
 EXCLUDED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__"}
 )
+
+
+#: Text that waits, in one reading of a corpus, until the hash of names has put documents on both sides of the split.
+_MOST_WAITING_BYTES = 1 << 24
 
 
 class Document(NamedTuple):
@@ -51,18 +56,36 @@ class Corpus(Configurable):
     @functools.cached_property
     def scan(self) -> Scan:
         """What reading the corpus once found; remembered for files that haven't changed since."""
-        scan = remembered_scan(to_json(self.config), self.fingerprint(), self._read_once)
+        return self._scanned(self._first_reading("train"), _ignore)
+
+    def scan_while(self, split: Split, use: Callable[[Iterator[Document]], None]) -> bool:
+        """Finds `scan`, and passes the documents of a split to `use` in the same reading; returns whether it had all.
+
+        Not where `scan` is known or remembered, nor where so few documents are split by another rule than their hash.
+        """
+        if "scan" in vars(self):
+            return False
+        reading = self._first_reading(split)
+        self.scan = self._scanned(reading, use)
+        return reading.gave_all
+
+    def _first_reading(self, split: Split) -> "_FirstReading":
+        return _FirstReading(self.read(), split, self.config.validation_one_in)
+
+    def _scanned(self, reading: "_FirstReading", use: Callable[[Iterator[Document]], None]) -> Scan:
+        def read_once() -> Scan:
+            documents = iter(reading)
+            use(documents)
+            # What `use` left.
+            collections.deque(documents, maxlen=0)
+            return self._found(reading)
+
+        scan = remembered_scan(to_json(self.config), self.fingerprint(), read_once)
         Skipped(scan.skipped_rows, scan.skipped_files, list(scan.problems)).show(self.describe())
         return scan
 
-    def _read_once(self) -> Scan:
-        one_in = self.config.validation_one_in
-        hasher, count, num_held_out, total = _hasher(one_in), 0, 0, 0
-        for document in self.read():
-            _add(hasher, document)
-            count += 1
-            total += len(document.data)
-            num_held_out += one_in > 1 and is_held_out(document.name, one_in)
+    def _found(self, reading: "_FirstReading") -> Scan:
+        one_in, count, num_held_out = reading.one_in, reading.count, reading.num_held_out
         skipped = self.skipped or Skipped()
         if not count:
             skipped.show(self.describe())
@@ -72,12 +95,12 @@ class Corpus(Configurable):
         if one_in > 1 and count > 1 and num_held_out in (0, count):
             # A small corpus may miss both sides of the hash; one document then stands for the share, none that is most
             # of it.
-            names = (document.name for document in self.read() if 2 * len(document.data) <= total)
+            names = (document.name for document in self.read() if 2 * len(document.data) <= reading.total)
             held_out = (min(names, key=name_hash),)
         if held_out:
             num_held_out = 1
         return Scan(
-            hasher.hexdigest(), count, num_held_out, held_out, skipped.rows, skipped.files, tuple(skipped.first)
+            reading.hasher.hexdigest(), count, num_held_out, held_out, skipped.rows, skipped.files, tuple(skipped.first)
         )
 
     def documents(self, split: Split) -> Iterator[Document]:
@@ -129,6 +152,41 @@ class Corpus(Configurable):
     def describe(self) -> str:
         """Returns what error messages call this corpus."""
         return f"the corpus {type(self).__name__}"
+
+
+class _FirstReading:
+    """Yields the documents of a split by the hash of their names, and counts and hashes all of them."""
+
+    def __init__(self, documents: Iterator[Document], split: Split, one_in: int) -> None:
+        self._documents, self._split = documents, split
+        self.one_in, self.hasher = one_in, _hasher(one_in)
+        self.count = self.num_held_out = self.total = 0
+        #: Whether those of the split were all yielded; False before the end.
+        self.gave_all = False
+
+    def __iter__(self) -> Iterator[Document]:
+        waiting: list[Document] = []
+        settled, gives_up = self.one_in < 2, False
+        for document in self._documents:
+            _add(self.hasher, document)
+            self.count += 1
+            self.total += len(document.data)
+            held_out = is_held_out(document.name, self.one_in)
+            self.num_held_out += held_out and self.one_in > 1
+            settled = settled or 0 < self.num_held_out < self.count
+            if not gives_up and held_out == (self._split == "validation"):
+                waiting.append(document)
+            if settled:
+                yield from waiting
+                waiting.clear()
+            elif self.total > _MOST_WAITING_BYTES:
+                gives_up = True
+                waiting.clear()
+        self.gave_all = settled and not gives_up
+
+
+def _ignore(documents: Iterator[Document]) -> None:
+    del documents
 
 
 def _hasher(one_in: int) -> "hashlib._Hash":

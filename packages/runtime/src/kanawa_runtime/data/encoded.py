@@ -41,8 +41,11 @@ _INDEX_VERSION = "3"
 def fitted_tokenizer(cfg: Tokenizer.Config, corpora: Sequence[Corpus]) -> Tokenizer:
     """Returns the tokenizer of `cfg`, learned from the training splits of `corpora` only."""
 
+    untrained: Tokenizer = cfg.clone().build()
+    if not untrained.learns:
+        return untrained
+
     def learn() -> bytes:
-        untrained: Tokenizer = cfg.clone().build()
         return untrained.fit(d.data for corpus in corpora for d in corpus.documents("train")).to_bytes()
 
     settings = json.dumps(to_json(cfg), sort_keys=True)
@@ -63,7 +66,7 @@ class EncodedDocuments:
     ) -> None:
         """Takes in `parts` the names of everything that the examples depend on; raises RowError for no example."""
         self._make, self._total = make, total
-        self._folder = _shard_folder()
+        self._folder = shard_folder()
         self._files = CheckedFiles(cache_folder() / "encoded")
         self._key = cache_key(_INDEX_VERSION, *parts)
         self._shards: list[Shard] = []
@@ -133,6 +136,9 @@ class EncodedDocuments:
 
     def _wait(self, examples: int | None) -> None:
         """Waits until so many examples, or all for None, are encoded; raises what ended the build."""
+        # Asked of every piece.
+        if self._complete:
+            return
         with self._grown:
             while not self._complete and (examples is None or not self._ends or self._ends[-1] < examples):
                 if self._failure is not None:
@@ -259,9 +265,13 @@ class Lengths:
         return self._encoded.predictions(examples)
 
 
-def _shard_folder() -> Path:
+def shard_folder() -> Path:
     """Returns the cache's folder of shards; where it can't be written, one that ends with this process."""
-    folder = cache_folder() / "shards"
+    return _writable(cache_folder() / "shards")
+
+
+@functools.cache
+def _writable(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

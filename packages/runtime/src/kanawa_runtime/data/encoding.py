@@ -86,7 +86,10 @@ class TextEncoder(BatchEncoder):
         tokenizer = self._tokenizer
         dtype = id_dtype(tokenizer.vocab_size)
         # Narrowed at once: a batch of bytes has 16 million ids.
-        examples = [Example(text_example(data, tokenizer).ids.astype(dtype)) for data in batch]
+        begin, end = np.array([tokenizer.bos_id], dtype), np.array([tokenizer.eos_id], dtype)
+        examples = [
+            Example(np.concatenate([begin, ids.astype(dtype), end])) for ids in tokenizer.encode_each(batch)
+        ]
         num_bytes = sum(map(len, batch))
         return write_shard(folder, key, examples, tokenizer.vocab_size, tokenizer.byte_lengths, num_bytes)
 

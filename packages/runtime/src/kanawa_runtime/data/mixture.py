@@ -131,6 +131,9 @@ class Mixture(DataSource):
                 message = f"source {name!r} makes rows of {parts[name].batch.__name__}; {kind}"
                 raise RowError(message)
         texts = [source for source in parts.values() if isinstance(source, TextSource)]
+        for name, source in parts.items():
+            if isinstance(source, TextSource) and self.config.weights:
+                source.encodes_early = self.config.weights[name] > 0
         for text in texts:
             text.learned_from = tuple(other.corpus for other in texts)
         return parts

@@ -9,11 +9,11 @@ import numpy as np
 from kanawa.config import Size
 from kanawa.contracts.data import DataSource
 
-from kanawa_runtime.data.corpus import Corpus, EmbeddedCorpus, Split
-from kanawa_runtime.data.encoded import Example, fitted_tokenizer
+from kanawa_runtime.data.corpus import Corpus, Document, EmbeddedCorpus, Split
+from kanawa_runtime.data.encoded import Example, fitted_tokenizer, shard_folder
 from kanawa_runtime.data.encoding import TextEncoder, default_processes, encoded_shards, text_batches, text_example
 from kanawa_runtime.data.packed import PackedSource
-from kanawa_runtime.data.shards import ShardHead
+from kanawa_runtime.data.shards import ShardHead, read_head
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
@@ -31,6 +31,11 @@ class TextSource(PackedSource):
         tokenizer: Tokenizer.Config = BytePairTokenizer.Config()
         #: Processes that encode; None takes the cores of this machine, at most eight. Small texts need none.
         encode_processes: Size | None = None
+
+    #: Whether the reading that finds the digest encodes the text too: it is, unless no row may ever be asked for.
+    encodes_early = True
+    #: The shards that it wrote, until they are used.
+    _early: list[ShardHead] | None = None
 
     @functools.cached_property
     def corpus(self) -> Corpus:
@@ -61,7 +66,19 @@ class TextSource(PackedSource):
     @property
     def content_digest(self) -> str:
         """The corpus's digest."""
+        self._read_first()
         return self.corpus.digest
+
+    def _read_first(self) -> None:
+        """Reads a corpus that isn't known yet; the text is encoded on the way, where the tokenizer is known."""
+        if self.encodes_early and not self._learns_tokenizer and self.config.shuffle_within == "epoch":
+            early: list[ShardHead] = []
+            if self.corpus.scan_while(self.config.split, lambda documents: early.extend(self._encoded(documents))):
+                self._early = early
+
+    @property
+    def _learns_tokenizer(self) -> bool:
+        return self.config.tokenizer_file is None and self.config.tokenizer.clone().build().learns
 
     def read_examples(self, split: Split) -> Iterator[Example]:
         """Yields each document between its begin and end tokens."""
@@ -69,9 +86,15 @@ class TextSource(PackedSource):
         return (text_example(document.data, tokenizer) for document in self.corpus.documents(split))
 
     def _shards(self, folder: Path) -> Iterator[ShardHead]:
+        early, self._early = self._early, None
+        if early and all(read_head(folder, head.key) for head in early):
+            return iter(early)
+        return self._encoded(self.corpus.documents(self.config.split), folder)
+
+    def _encoded(self, documents: Iterator[Document], folder: Path | None = None) -> Iterator[ShardHead]:
         processes = self.config.encode_processes or default_processes()
-        documents = text_batches(self.corpus.documents(self.config.split))
-        return encoded_shards(documents, TextEncoder(self.tokenizer), folder, processes)
+        encoder = TextEncoder(self.tokenizer)
+        return encoded_shards(text_batches(documents), encoder, folder or shard_folder(), processes)
 
     @property
     def _num_examples(self) -> int | None:
@@ -101,6 +124,7 @@ class TextSource(PackedSource):
 
     def documents(self, split: Split) -> Iterator[bytes]:
         """Yields the bytes of each document of a split."""
+        self._read_first()
         return (document.data for document in self.corpus.documents(split))
 
     def target_bytes(self, target_ids: np.ndarray, loss_weights: np.ndarray) -> float:

@@ -45,6 +45,9 @@ def test_it_encodes_and_decodes_as_the_library_does(make: Callable[[], LibraryTo
         ids = library.encode(text, add_special_tokens=False).ids
         assert read.encode(text).tolist() == read.encode(text.encode()).tolist() == ids
         assert read.decode(ids) == library.decode(ids)
+    each = [*HARD, *TEXT] * 10
+    found = [ids.tolist() for ids in read.encode_each(text.encode() for text in each)]
+    assert found == [read.encode(text).tolist() for text in each]
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -2,8 +2,9 @@
 
 import functools
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from kanawa_runtime.data.tokenizers.byte_alphabet import BYTE_OF
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
 from kanawa_runtime.runs.tokenizer_file import CHAT_TEMPLATE, GENERATION, TokenizerError
 
+#: Texts that the library encodes at once.
+_BATCH_TEXTS = 64
 #: Decoders by how they spell a space or a byte in a token.
 _BYTE_LEVEL, _WORD_PIECE, _WORD_END = "ByteLevel", "WordPiece", "BPEDecoder"
 
@@ -134,6 +137,13 @@ class HuggingFaceTokenizer(Tokenizer):
         """Returns the ids of `text`, int32, without what a prompt begins with; bytes that aren't UTF-8 are replaced."""
         string = as_bytes(text).decode("utf-8", "replace")
         return np.array(self._library.encode(string, add_special_tokens=False).ids, np.int32)
+
+    def encode_each(self, texts: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yields the ids of each text, int32; the library finds no offsets then, and uses several cores if it may."""
+        strings = (as_bytes(text).decode("utf-8", "replace") for text in texts)
+        while some := list(itertools.islice(strings, _BATCH_TEXTS)):
+            for encoded in self._library.encode_batch_fast(some, add_special_tokens=False):
+                yield np.array(encoded.ids, np.int32)
 
     def encode_whole(self, text: str, second: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """As its post-processor has it."""
