@@ -14,12 +14,14 @@ from kanawa.kernels.selection import select
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 from kanawa_backends_cpu.kernels.matmul import native, onednn_matmul
 from kanawa_backends_cpu.kernels.matmul.available import why_no_native, why_no_onednn
+from kanawa_backends_cpu.kernels.matmul.dots import DotsMatmul
 from kanawa_backends_cpu.kernels.matmul.few_rows import FewRowsMatmul
 from kanawa_backends_cpu.kernels.matmul.native import NativeMatmul
 from kanawa_backends_cpu.kernels.matmul.onednn_matmul import OnednnMatmul
+from kanawa_backends_cpu.processor import has_amx_tiles, processor
 from kanawa_kernel_tools.examples.matmul import example_operands
 
-KERNELS = [NativeMatmul(), OnednnMatmul(), FewRowsMatmul()]
+KERNELS = [NativeMatmul(), DotsMatmul(), OnednnMatmul(), FewRowsMatmul()]
 DTYPES = {
     "float32": ("float32",) * 4,
     "bfloat16": ("bfloat16",) * 4,
@@ -29,6 +31,8 @@ DTYPES = {
 HERE = pytest.mark.skipif(
     bool(why_no_native() or why_no_onednn("bfloat16")), reason="not all kernels run on this processor"
 )
+HAS_PAIRS = why_no_native() is None and processor().has("avx512f", "avx512_bf16") and not has_amx_tiles()
+PAIRS = pytest.mark.skipif(not HAS_PAIRS, reason="dot products of pairs need AVX512_BF16, and AMX is preferred")
 
 
 def problem(rows=1, inner=1, outputs=1, dtype="float32", **rest):
@@ -49,7 +53,7 @@ def test_results_are_those_of_fp64(kernel, dtype, monkeypatch):
     computed = 0
     for (x_layout, weight_layout), rows, purpose in itertools.product(layouts, (1, 12, 100), ("train", "decode")):
         p = problem(
-            rows, 40, 33, dtype, x_layout=x_layout, weight_layout=weight_layout, purpose=purpose
+            rows, 64, 33, dtype, x_layout=x_layout, weight_layout=weight_layout, purpose=purpose
         )  # fmt: skip
         if not kernel.supports(p, None):
             continue
@@ -61,7 +65,8 @@ def test_results_are_those_of_fp64(kernel, dtype, monkeypatch):
         tolerance = 2e-2 if "bfloat16" in (p.x_dtype, p.weight_dtype, p.dtype) else 1e-5
         np.testing.assert_allclose(np.asarray(out, np.float64), right, atol=tolerance * np.abs(right).max())
         computed += 1
-    if why_no_native() is None and why_no_onednn("bfloat16") is None:
+    is_here = HAS_PAIRS if kernel.name == "matmul.cpu.dots" else why_no_native() is None
+    if is_here and why_no_onednn("bfloat16") is None and (kernel.name != "matmul.cpu.dots" or dtype != "float32"):
         assert computed
 
 
@@ -82,9 +87,6 @@ CHOSEN = {
     "few-rows": [
         problem(1, 512, 512, weight_layout="outputs_first", purpose="decode"),
         problem(16, 512, 512, weight_layout="outputs_first", purpose="decode"),
-        problem(32, 512, 512, "bfloat16", weight_layout="outputs_first", purpose="decode"),
-        problem(256, 512, 512, "bfloat16", weight_layout="outputs_first", purpose="prefill"),
-        problem(8, 512, 4096, "bfloat16 to float32", weight_layout="outputs_first", purpose="decode", logits=True),
     ],
     "xla": [
         problem(64, 32, 32),
@@ -93,6 +95,50 @@ CHOSEN = {
         dataclasses.replace(problem(2048, 192, 320), x_dtype="float16", weight_dtype="float16"),
     ],
 }
+
+
+#: bfloat16 of serving: by dot products of pairs where the processor has them, else by XLA.
+IN_PAIRS = [
+    problem(32, 512, 512, "bfloat16", weight_layout="outputs_first", purpose="decode"),
+    problem(256, 512, 512, "bfloat16", weight_layout="outputs_first", purpose="prefill"),
+    problem(8, 512, 4096, "bfloat16 to float32", weight_layout="outputs_first", purpose="decode", logits=True),
+]
+
+
+@HERE
+def test_pairs_are_taken_for_servings_few_rows():
+    wanted = "matmul.cpu.dots" if HAS_PAIRS else "matmul.cpu.few-rows"
+    for p in IN_PAIRS:
+        assert select(MATMUL, p).choice.kernel == wanted, p.describe()
+    uneven = problem(32, 520, 512, "bfloat16", weight_layout="outputs_first", purpose="decode")
+    assert select(MATMUL, uneven).choice.kernel == "matmul.cpu.few-rows"
+
+
+@PAIRS
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_dots_of_every_tail_and_of_many_items(dtype):
+    """Rows and columns that fill no tile, several items, and a row's bits that no other row changes."""
+    from kanawa_backends_cpu.kernels.matmul import native_dots
+
+    rng = np.random.default_rng(0)
+    for rows, inner, outputs in ((1, 32, 8), (2, 64, 9), (5, 96, 37), (7, 512, 300), (100, 160, 1000), (200, 32, 15)):
+        x, weight = (jnp.asarray(rng.standard_normal((n, inner)), jnp.bfloat16) for n in (rows, outputs))
+        out = native_dots.call(x, weight, dtype=dtype)
+        assert (out.shape, out.dtype) == ((rows, outputs), dtype)
+        right = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+        relative, absolute = (2.0**-8, 1e-4) if dtype == jnp.bfloat16 else (1e-5, 2e-6 * inner**0.5)
+        np.testing.assert_allclose(np.asarray(out, np.float64), right, rtol=relative, atol=absolute)
+        assert np.array_equal(out[-1:], native_dots.call(x[-1:], weight, dtype=dtype))
+
+
+@PAIRS
+def test_dots_leave_what_is_not_finite_in_its_row_and_column():
+    from kanawa_backends_cpu.kernels.matmul import native_dots
+
+    x, weight = jnp.ones((4, 64), jnp.bfloat16).at[1, 3].set(jnp.nan), jnp.ones((24, 64), jnp.bfloat16)
+    out = np.asarray(native_dots.call(x, weight.at[20, 60].set(jnp.inf), dtype=jnp.float32))
+    assert np.isnan(out[1]).all() and np.isinf(out[[0, 2, 3], 20]).all()
+    assert np.isfinite(np.delete(np.delete(out, 1, 0), 20, 1)).all()
 
 
 @HERE

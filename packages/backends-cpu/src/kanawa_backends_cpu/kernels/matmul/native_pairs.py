@@ -87,15 +87,15 @@ class _Block(native_amx.Block):
             def pair(p: ir.Value) -> None:
                 line = builder.mul(p, i64(CHUNK))
                 vectors = [
-                    self._as_pairs(builder.load(code.gep(each, line, I16), typ=ir.VectorType(I32, GROUP), align=64))
+                    as_pairs(code, builder.load(code.gep(each, line, I16), typ=ir.VectorType(I32, GROUP), align=64))
                     for each in theirs
                 ]
                 for i, each in enumerate(sums):
                     # A pair as the bits of a float.
                     number = code.load(code.gep(code.gep(mine, i64(i * CHUNK), I16), p, F32), F32)
-                    many = self._as_pairs(code.splat(number, GROUP))
+                    many = as_pairs(code, code.splat(number, GROUP))
                     for variable, vector in zip(each, vectors, strict=True):
-                        self._add(variable, many, vector)
+                        add_pairs(code, variable, many, vector)
 
             code.loop(i64(0), i64(GROUP), 1, pair)
 
@@ -103,10 +103,14 @@ class _Block(native_amx.Block):
         for variable, place in places:
             code.store(builder.load(variable, typ=_SUMS), place)
 
-    def _as_pairs(self, vector: ir.Value) -> ir.Value:
-        return self.builder.bitcast(vector, _PAIRS)
 
-    def _add(self, variable: ir.Value, left: ir.Value, right: ir.Value) -> None:
-        multiply = self.code.library_function("llvm.x86.avx512bf16.dpbf16ps.512", _SUMS, _SUMS, _PAIRS, _PAIRS)
-        sums = self.builder.load(variable, typ=_SUMS)
-        self.builder.store(self.builder.call(multiply, [sums, left, right]), variable)
+def as_pairs(code: Code, vector: ir.Value) -> ir.Value:
+    """Returns a vector of 16 words of 32 bits as pairs of bfloat16."""
+    return code.builder.bitcast(vector, _PAIRS)
+
+
+def add_pairs(code: Code, variable: ir.Value, left: ir.Value, right: ir.Value) -> None:
+    """Emits the addition of 16 dot products of pairs to the 16 floats of a variable."""
+    multiply = code.library_function("llvm.x86.avx512bf16.dpbf16ps.512", _SUMS, _SUMS, _PAIRS, _PAIRS)
+    sums = code.builder.load(variable, typ=_SUMS)
+    code.builder.store(code.builder.call(multiply, [sums, left, right]), variable)
