@@ -136,7 +136,8 @@ class SplashAttention(Kernel):
 
     def _kernel(self, problem: AttentionProblem, save_residuals: bool) -> Any:
         one = splash_mask(problem.mask, (problem.q_length, problem.kv_length))
-        mask = masks.MultiHeadMask([one] * problem.num_heads)
+        # Splash keeps one head's blocks where all heads have one mask, and remembers them by the heads that it is given.
+        mask = masks.MultiHeadMask([one])
         return splash.make_splash_mha(
             mask,
             block_sizes=_blocks(problem, self.largest_block),
