@@ -360,6 +360,9 @@ def parity(session: nox.Session) -> None:
         session.run(sys.executable, "-m", "venv", str(makers), external=True)
         wanted = ("torch==2.13.0", "transformers>=5.23", "diffusers>=0.42", "safetensors", "numpy")
         session.run(python, "-m", "pip", "install", "--quiet", *wanted, external=True)
+    # Both libraries import torchvision where it is there, and fail if it was built for another torch; models need none.
+    session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", external=True)
+    session.run(python, "-c", "import diffusers, transformers; transformers.ViTForImageClassification", external=True)
     shutil.rmtree(exported, ignore_errors=True)
     session.env["HF_HUB_OFFLINE"] = "1"
     seed = f"--seed={secrets.randbelow(1000)}"

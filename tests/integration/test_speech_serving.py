@@ -142,7 +142,7 @@ def test_frames_with_labels_have_no_prompts(folders, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "no WAV file"),
+        (b"", "the file is empty"),
         (b"not sound at all", "no WAV file"),
         (tone(0.5)[:3000], "ends after"),
         (tone(0), "no samples"),

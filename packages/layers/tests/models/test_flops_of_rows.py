@@ -40,7 +40,13 @@ SPEECH = {"audio": (32_000,), "audio_lengths": (), "target_ids": (20,), "loss_we
 TEXTS = {name: (64,) for name in ("input_ids", "decoder_input_ids", "target_ids", "loss_weights")}
 PAIRS = {"images": (32, 32, 3), "input_ids": (48,), "segment_ids": (48,), "loss_weights": ()}
 #: The spectrogram's matmuls are traced too, 6 % of a small model's; the reference computes attention's masked half.
-CASES = {"conformer-tiny": SPEECH, "conformer-tiny-rnnt": SPEECH, "clip-tiny": PAIRS, "t5-tiny": TEXTS}
+CASES = {
+    "conformer-tiny": SPEECH,
+    "conformer-tiny-rnnt": SPEECH,
+    "clip-tiny": PAIRS,
+    "coca-tiny": PAIRS,
+    "t5-tiny": TEXTS,
+}
 
 
 @pytest.mark.parametrize("name", CASES)

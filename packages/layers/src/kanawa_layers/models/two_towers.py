@@ -238,9 +238,15 @@ class TwoTowers(Recognises):
 
     def embed_images(self, images: Num[Array, "B H W C"]) -> Float[Array, "B D"]:
         """Returns fp32 vectors of length 1 for pixels 0 to 255, or images that are normalised already."""
-        x = self.image(images)
-        x = x[:, 0] if self.pooling is None else self.pooling(x[:, self.config.image.num_prefix :])
-        return _unit(x if self.projection is None else self.projection(x))
+        return self._image_vectors(self.image(images))
+
+    def image_tokens(self, images: Num[Array, "B H W C"]) -> Float[Array, "B P E"]:
+        """Returns the image tower's tokens, one a patch."""
+        return self.image(images)[:, self.config.image.num_prefix :]
+
+    def text_states(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T F"]:
+        """Returns the text tower's states after its last norm."""
+        return self.text.states_and_vector(input_ids)[0]
 
     def embed_texts(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B D"]:
         """Returns fp32 vectors of length 1."""
@@ -257,9 +263,22 @@ class TwoTowers(Recognises):
 
     def forward(self, batch: ImageTextBatch) -> None:
         """Adds the mean loss of the pairs."""
+        self._compare(self.embed_images(batch.images), self.embed_texts(batch.input_ids), batch)
+
+    def forward_and_read(self, batch: ImageTextBatch) -> tuple[Float[Array, "B P E"], Float[Array, "B T F"]]:
+        """Adds the loss as `forward` does, and returns what `image_tokens` and `text_states` return."""
+        tokens = self.image(batch.images)
+        states, texts = self.text.states_and_vector(batch.input_ids)
+        self._compare(self._image_vectors(tokens), _unit(texts), batch)
+        return tokens[:, self.config.image.num_prefix :], states
+
+    def _image_vectors(self, x: Float[Array, "B P E"]) -> Float[Array, "B D"]:
+        x = x[:, 0] if self.pooling is None else self.pooling(x[:, self.config.image.num_prefix :])
+        return _unit(x if self.projection is None else self.projection(x))
+
+    def _compare(self, images: Float[Array, "B D"], texts: Float[Array, "B D"], batch: ImageTextBatch) -> None:
         valid = batch.loss_weights > 0
-        images = kn.constrain(self.embed_images(batch.images), ("batch", None))
-        texts = kn.constrain(self.embed_texts(batch.input_ids), ("batch", None))
+        images, texts = (kn.constrain(x, ("batch", None)) for x in (images, texts))
         nats = self.loss(images, texts, valid)
         self.add_loss("contrastive", jnp.sum(jnp.where(valid, nats, 0.0)), jnp.sum(valid), primary=True)
         if batch.target_ids is not None and batch.label_ids is not None and not self.train:

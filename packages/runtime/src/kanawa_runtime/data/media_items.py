@@ -1,6 +1,7 @@
 """Which pictures or recordings files hold, and the text of each: folders, tables that name files, and tar shards."""
 
 import json
+import logging
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,10 @@ from kanawa_runtime.data.records.formats import RECORD_SUFFIXES, read_rows, reco
 from kanawa_runtime.data.records.listing import found_files
 from kanawa_runtime.data.records.usable import OnBad
 
+logger = logging.getLogger(__name__)
+
+#: What takes the place of bytes that are no UTF-8.
+_REPLACED = "\ufffd"
 #: Top folders that are splits, where all top folders are.
 _SPLITS: dict[str, Split] = {
     "train": "train",
@@ -79,6 +84,9 @@ def items_of(files: Iterable[str], root: str, kind: Kind, on_bad: OnBad) -> List
         items = [item for file in shards for item in reading.of_shard(file)]
     else:
         items = list(reading.of_folders(found))
+    if not items and tables and not reading.problems:
+        message = f"no row is in {', '.join(file.address for file in tables[:_FEW_SHOWN])}; expected one a {kind.noun}"
+        raise CorpusError(message)
     if not items:
         names = ", ".join(file.name for file in found[:_FEW_SHOWN])
         suffixes = ", ".join(sorted(kind.suffixes))
@@ -95,6 +103,15 @@ def items_of(files: Iterable[str], root: str, kind: Kind, on_bad: OnBad) -> List
         )
         first = f"; the first problem: {reading.problems[0]}" if reading.problems else ""
         raise CorpusError(message + first)
+    if reading.problems:
+        count, first = len(reading.problems), reading.problems[0]
+        logger.warning(
+            "%d rows or files are left out, %d %ss are used; the first left out: %s",
+            count,
+            len(items),
+            kind.noun,
+            first,
+        )
     return Listing(items, reading.problems)
 
 
@@ -124,7 +141,7 @@ class _Reading:
                 continue
             beside = texts.pop(str(PurePosixPath(file.name).with_suffix("")), None)
             text = None if beside is None else _text_in(beside.address)
-            problem = "there is no .txt of its name beside it" if text is None else self._kind.text_problem(text)
+            problem = "there is no .txt of its name beside it" if text is None else self._read_problem(text)
             if problem:
                 self._refuse(f"{file.address}: {problem}")
             else:
@@ -160,11 +177,19 @@ class _Reading:
                     record_name(file.name, number), str(fields[kind.text_field]), address, split=split, data=data
                 )
 
+    def _read_problem(self, text: str) -> str:
+        """Returns what is wrong with a text that was read with replacements for bytes that are no UTF-8."""
+        if _REPLACED in text:
+            return f"its text isn't UTF-8: {text[:40]!r}; convert it: iconv -f latin1 -t utf-8"
+        return self._kind.text_problem(text)
+
     def _row_problem(self, fields: Mapping[str, Any]) -> str:
         kind = self._kind
         for field in (kind.field, kind.text_field):
             if field not in fields:
-                return f"no {field}{did_you_mean(field, fields)}; the row has {', '.join(fields)}"
+                option = "label_field" if kind.by_folder else "text_field"
+                other = f" (--data FILE:{option}=NAME reads another one)" if field == kind.text_field else ""
+                return f"no {field}{did_you_mean(field, fields)}; the row has {', '.join(fields)}{other}"
             if fields[field] in ("", None):
                 return f"{field} is empty; the row has {', '.join(fields)}"
         held = fields[kind.field]
@@ -206,7 +231,7 @@ class _Reading:
                     where = f"{kind.text_noun} ({kind.text_members[0]}, or {kind.text_field} in .json)"
                     lacks = f"a {kind.noun}" if own is None else where
                     problem = f"the sample has no {lacks}; it has {', '.join(members)}"
-                problem = problem or kind.text_problem(text)
+                problem = problem or self._read_problem(str(text))
                 if own is None or problem:
                     self._refuse(f"{file.address}:{key}: {problem}")
                     continue

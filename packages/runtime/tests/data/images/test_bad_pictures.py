@@ -21,11 +21,21 @@ def saved(mode="RGB", size=(8, 6), kind="PNG", color=None, **options):
     return stream.getvalue()
 
 
+def png(width, height, bits, data):
+    """Returns a PNG of colours with any header."""
+    chunk = lambda kind, body: struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))  # noqa: E731
+    header = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
 def bomb(width, height):
     """Returns a PNG whose header promises that many pixels and whose data hold none."""
-    chunk = lambda kind, body: struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))  # noqa: E731
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    return png(width, height, 8, b"")
+
+
+def deep_colours():
+    """Returns a PNG of 4 x 4 pixels of 16 bits a channel, which Pillow opens as if they had 8."""
+    return png(4, 4, 16, zlib.compress(bytes(4 * 25)))
 
 
 BAD = {
@@ -35,6 +45,7 @@ BAD = {
     "bomb": (bomb(200, 200), "200 x 200 pixels, more than max_pixels=10,000"),
     "larger bomb": (bomb(60_000, 60_000), "3,600,000,000 pixels, more than max_pixels="),
     "deep": (saved("I;16", color=40_000), "more than 8 bits"),
+    "deep in colour": (deep_colours(), r"more than 8 bits \(Pillow's mode RGB\)"),
 }
 
 

@@ -110,6 +110,26 @@ def test_pairs_that_do_not_match_stop_or_are_counted(table, line, problem):
     assert (account["pictures"], account["skipped"]) == (8, 1)
 
 
+def test_texts_that_are_not_utf8_and_tables_without_rows_are_refused_and_what_is_left_out_is_logged(table, caplog):
+    for number in range(8):
+        (table.parent / f"{number}.txt").write_bytes("caf\xe9".encode("latin1" if number == 5 else "utf-8"))
+    beside = {"files": ("*.png", "*.txt"), "root": str(table.parent)}
+    with pytest.raises(CorpusError, match=r"5\.png: its text isn't UTF-8: .*iconv"):
+        _ = ImageTexts.Config(**SIZES, **beside).build().items
+    assert len(ImageTexts.Config(**SIZES, **beside, on_bad="skip").build().items) == 7
+    assert "1 rows or files are left out, 7 pictures are used; the first left out: " in caplog.text
+    table.write_text("")
+    with pytest.raises(CorpusError, match=r"no row is in .*pairs\.jsonl; expected one a picture"):
+        _ = read(table).items
+
+
+def test_a_column_of_another_name_is_one_that_data_can_name(table):
+    table.write_text(table.read_text().replace('"text"', '"caption"'))
+    with pytest.raises(CorpusError, match=r"no text; .*row has image, caption \(--data FILE:text_field=NAME reads"):
+        _ = read(table).items
+    assert len(read(table, text_field="caption").items) == 8
+
+
 def test_texts_of_classes_are_labels_by_their_prompt(tmp_path):
     for number, name in enumerate(["cat", "dog", "cat"]):
         (tmp_path / name).mkdir(exist_ok=True)

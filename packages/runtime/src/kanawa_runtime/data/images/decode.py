@@ -56,7 +56,9 @@ def decoded(data: bytes, channels: int, max_pixels: int, *, convert: bool = True
     if width * height > max_pixels:
         message = f"{width} x {height} pixels, more than {limit}={max_pixels:,}"
         raise PictureError(message)
-    if picture.mode.startswith(_DEEP):
+    # Of colours with 16 bits a channel the mode says nothing, only how they are stored; BGR;16 is a whole pixel.
+    stored = any(re.search(r"(?<!BGR);16", str(tile[3])) for tile in picture.tile)
+    if picture.mode.startswith(_DEEP) or stored:
         message = f"channels of more than 8 bits (Pillow's mode {picture.mode}); convert it to 8 bits"
         raise PictureError(message)
     if not convert and picture.mode != mode:

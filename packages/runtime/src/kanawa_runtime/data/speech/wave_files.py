@@ -43,6 +43,9 @@ def sound_samples(content: bytes, rate: int, most: int, *, converts: bool = Fals
     Raises SoundError for other ones, and for what is damaged, before more than a header is decoded. With `converts`
     the mean of channels is resampled instead (a polyphase filter, scipy's).
     """
+    if not content:
+        message = "the file is empty"
+        raise SoundError(message)
     is_wave = content[:4] == b"RIFF" and content[8:12] == b"WAVE"
     samples, channels, found = (_wave if is_wave else _other)(content, None if converts else rate, most / rate)
     samples = samples.reshape(-1, channels).mean(axis=1) if channels > 1 else samples
@@ -109,14 +112,15 @@ def _other(content: bytes, rate: int | None, seconds: float) -> tuple[np.ndarray
     try:
         library: Any = importlib.import_module("soundfile")
     except ModuleNotFoundError as error:
-        message = 'it is no WAV file; other formats need soundfile: pip install "kanawa-runtime[audio]"'
+        begins = f"it is no WAV file: it begins with {content[:8]!r}"
+        message = f'{begins}; other formats need soundfile: pip install "kanawa-runtime[audio]"'
         raise SoundError(message) from error
     try:
         with library.SoundFile(io.BytesIO(content)) as file:
             _check(file.frames, file.channels, file.samplerate, rate, seconds)
             return file.read(dtype="float32"), file.channels, file.samplerate
     except library.LibsndfileError as error:
-        message = f"it is no sound file that soundfile reads ({error})"
+        message = f"it is no sound file that soundfile reads ({error}): it begins with {content[:8]!r}"
         raise SoundError(message) from error
 
 
