@@ -14,7 +14,7 @@ from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.models.encoder_decoder import Tower, decoded_flops
 from kanawa_layers.models.head import Head, UntiedHead
 from kanawa_layers.models.token_loss import CrossEntropy, TokenLoss
-from kanawa_layers.models.two_towers import TwoTowers
+from kanawa_layers.models.two_towers import ZERO_SHOT, TwoTowers
 
 
 class QueryPooling(kn.Module):
@@ -104,7 +104,9 @@ class CoCa(Recognises):
 
     def forward(self, batch: ImageTextBatch) -> None:
         """Adds the losses of pairs and of captions."""
-        tokens, states = self.towers.forward_and_read(batch)
+        tokens, states, accuracy = self.towers.forward_and_read(batch)
+        if accuracy is not None:
+            self.record(ZERO_SHOT, accuracy)
         weights = jnp.where((batch.segment_ids > 0) & (batch.loss_weights > 0)[:, None], 1.0, 0.0)
         targets = Batch(batch.input_ids, batch.input_ids, None, None, weights)
         self.captions(self._decoded(states, self.pool(tokens)), self.head, targets)

@@ -21,6 +21,8 @@ from kanawa_layers.losses.passed_around import sigmoid_contrastive_over_devices,
 from kanawa_layers.models.vision import VisionTransformer, image_shape
 from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
 
+ZERO_SHOT = "zero_shot_accuracy"
+
 
 class ContrastiveLoss(kn.Module):
     """Scores of pairs from cosines, and their loss; rows may be spread over devices."""
@@ -263,20 +265,26 @@ class TwoTowers(Recognises):
 
     def forward(self, batch: ImageTextBatch) -> None:
         """Adds the mean loss of the pairs."""
-        self._compare(self.embed_images(batch.images), self.embed_texts(batch.input_ids), batch)
+        accuracy = self._compare(self.embed_images(batch.images), self.embed_texts(batch.input_ids), batch)
+        if accuracy is not None:
+            self.record(ZERO_SHOT, accuracy)
 
-    def forward_and_read(self, batch: ImageTextBatch) -> tuple[Float[Array, "B P E"], Float[Array, "B T F"]]:
-        """Adds the loss as `forward` does, and returns what `image_tokens` and `text_states` return."""
+    def forward_and_read(
+        self, batch: ImageTextBatch
+    ) -> tuple[Float[Array, "B P E"], Float[Array, "B T F"], kn.Mean | None]:
+        """Adds the loss as `forward` does; returns what `image_tokens` and `text_states` return, and the accuracy."""
         tokens = self.image(batch.images)
         states, texts = self.text.states_and_vector(batch.input_ids)
-        self._compare(self._image_vectors(tokens), _unit(texts), batch)
-        return tokens[:, self.config.image.num_prefix :], states
+        accuracy = self._compare(self._image_vectors(tokens), _unit(texts), batch)
+        return tokens[:, self.config.image.num_prefix :], states, accuracy
 
     def _image_vectors(self, x: Float[Array, "B P E"]) -> Float[Array, "B D"]:
         x = x[:, 0] if self.pooling is None else self.pooling(x[:, self.config.image.num_prefix :])
         return _unit(x if self.projection is None else self.projection(x))
 
-    def _compare(self, images: Float[Array, "B D"], texts: Float[Array, "B D"], batch: ImageTextBatch) -> None:
+    def _compare(
+        self, images: Float[Array, "B D"], texts: Float[Array, "B D"], batch: ImageTextBatch
+    ) -> kn.Mean | None:
         valid = batch.loss_weights > 0
         images, texts = (kn.constrain(x, ("batch", None)) for x in (images, texts))
         nats = self.loss(images, texts, valid)
@@ -286,7 +294,8 @@ class TwoTowers(Recognises):
             counted = valid & (batch.target_ids >= 0)
             correct = counted & (jnp.argmax(scores, axis=1) == batch.target_ids)
             sums = (jnp.sum(which, dtype=jnp.float32) for which in (correct, counted))
-            self.record("zero_shot_accuracy", kn.Mean(*sums))
+            return kn.Mean(*sums)
+        return None
 
     def _of_labels(self, label_ids: Int[Array, "B M T"]) -> Float[Array, "M D"]:
         """Returns the vectors of the labels, which are the same in every row; a multiple of B rows can be sharded."""
