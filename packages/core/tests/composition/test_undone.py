@@ -84,9 +84,24 @@ class Tag(kn.Modifier):
         return cfg.set(tags=(*cfg.tags, self.config.name))
 
 
+class First(kn.Modifier):
+    """Adds a tag before the others, as `pipeline` does with its strategy."""
+
+    def __call__(self, cfg):
+        return cfg.set(tags=("first", *cfg.tags))
+
+
 @pytest.fixture
 def warnings_of(fake_distribution, caplog):
-    kinds = {"gated": Gated, "ungated": Ungated, "around": Around, "fresh": Fresh, "rate": Rate, "tag": Tag}
+    kinds = {
+        "gated": Gated,
+        "ungated": Ungated,
+        "around": Around,
+        "fresh": Fresh,
+        "rate": Rate,
+        "tag": Tag,
+        "first": First,
+    }
     groups = [f"{name} = {cls.__module__}:{cls.__name__}" for name, cls in kinds.items()]
     fake_distribution("fake-gates", {"kanawa.modifiers": groups})
 
@@ -121,7 +136,15 @@ def test_a_new_config_loses_everything(warnings_of):
 
 @pytest.mark.parametrize(
     "modifiers",
-    [("gated",), ("gated", "rate"), ("gated", "around"), ("rate", "rate"), ("fresh",), ("tag", "tag:name=b")],
+    [
+        ("gated",),
+        ("gated", "rate"),
+        ("gated", "around"),
+        ("rate", "rate"),
+        ("fresh",),
+        ("tag", "tag:name=b"),
+        ("tag", "first"),
+    ],
 )
 def test_what_builds_on_another_is_silent(warnings_of, modifiers):
     assert warnings_of(*modifiers) == []

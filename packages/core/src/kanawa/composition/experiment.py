@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -132,6 +132,8 @@ class _Steps:
     purpose: Purpose
     #: The model that was built last: a large one takes a second, and most choices of a placement leave it as it is.
     built: list[Any] = dataclasses.field(default_factory=list)
+    #: What was warned of: each choice of a placement is composed as the user's command is.
+    said: set[str] = dataclasses.field(default_factory=set)
 
     def composed(self, problems: Problems, rule: MeshRule | None = None) -> Composition:
         """Returns the composition with this rule, or with the one that suits the target; raises what was noted."""
@@ -144,15 +146,19 @@ class _Steps:
             # The last one may have been cut into stages, which this one isn't.
             model = _model_of(cfg, model)
             with problems.noted():
-                for line in fit_cuts(cfg, model, rule, self.target):
-                    logger.warning("%s", line)
+                self._warn(fit_cuts(cfg, model, rule, self.target))
         model = checked_model(self.base.name, cfg, self.target, model, problems)
         self.built[:] = [model]
         problems.report()
-        for line in unusual_values(cfg):
-            logger.warning("%s", line)
+        self._warn(unusual_values(cfg))
         name, source = self.base.name, self.base.source
         return Composition(name, cfg, self.target, rule, model, source, self.asked, self.data, self.changes)
+
+    def _warn(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            if line not in self.said:
+                self.said.add(line)
+                logger.warning("%s", line)
 
     def _changed(self, cfg: Config, problems: Problems) -> Config:
         """Returns the config with the user's modifiers and overrides."""
@@ -162,8 +168,7 @@ class _Steps:
                     # Modifiers may rewrite in place: only a copy shows what the last one replaced.
                     before = cfg.clone()
                     cfg = apply_modifier(cfg, modifier, values, "modifier")
-                    for line in undone(before, cfg, modifier):
-                        logger.warning("%s", line)
+                    self._warn(undone(before, cfg, modifier))
         with origin("command line", "--set"):
             for override in self.overrides:
                 with problems.noted():

@@ -74,8 +74,11 @@ def _is_wrapped(value: Any, now: Any) -> bool:
 
 
 def _is_extended(value: Any, now: Any) -> bool:
-    """Whether a tuple is as it was, with more at its end."""
-    return isinstance(value, tuple) and isinstance(now, tuple) and now[: len(value)] == value
+    """Whether a tuple's elements are all there in their order, with others before, between or after them."""
+    if not isinstance(value, tuple) or not isinstance(now, tuple):
+        return False
+    rest = iter(now)
+    return all(any(element == other for other in rest) for element in value)
 
 
 def _is_inside(path: str, top: str) -> bool:

@@ -136,7 +136,7 @@ class SplashAttention(Kernel):
 
     def _kernel(self, problem: AttentionProblem, save_residuals: bool) -> Any:
         one = splash_mask(problem.mask, (problem.q_length, problem.kv_length))
-        # Splash keeps one head's blocks where all heads have one mask, and remembers them by the heads that it is given.
+        # All heads share this mask: Splash keeps the blocks of one, but remembers them by the heads that it is given.
         mask = masks.MultiHeadMask([one])
         return splash.make_splash_mha(
             mask,
