@@ -87,9 +87,7 @@ class TextEncoder(BatchEncoder):
         dtype = id_dtype(tokenizer.vocab_size)
         # Narrowed at once: a batch of bytes has 16 million ids.
         begin, end = np.array([tokenizer.bos_id], dtype), np.array([tokenizer.eos_id], dtype)
-        examples = [
-            Example(np.concatenate([begin, ids.astype(dtype), end])) for ids in tokenizer.encode_each(batch)
-        ]
+        examples = [Example(np.concatenate([begin, ids.astype(dtype), end])) for ids in tokenizer.encode_each(batch)]
         num_bytes = sum(map(len, batch))
         return write_shard(folder, key, examples, tokenizer.vocab_size, tokenizer.byte_lengths, num_bytes)
 
