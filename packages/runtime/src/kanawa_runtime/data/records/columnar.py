@@ -1,5 +1,6 @@
 """Parquet files, a row group in memory at a time, and Arrow files, a batch at a time; needs pyarrow."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
@@ -21,7 +22,7 @@ def parquet_rows(address: str, columns: Sequence[str] | None = None) -> Iterator
     if compression_of(address):
         message = f"{address}: Parquet compresses its own columns and can't be read inside {compression_of(address)}"
         raise CorpusError(message)
-    with opened_as_it_is(address) as file, parquet.ParquetFile(file) as table:
+    with opened_as_it_is(address) as file, _source(file, address) as source, parquet.ParquetFile(source) as table:
         chosen = _chosen(table.schema_arrow, columns, address)
         # Group by group: over all of them the library holds on to what it has read.
         groups = (
@@ -29,6 +30,16 @@ def parquet_rows(address: str, columns: Sequence[str] | None = None) -> Iterator
             for group in range(table.num_row_groups)
         )
         yield from _rows(itertools.chain.from_iterable(groups))
+
+
+def _source(file: BinaryIO, address: str) -> Any:
+    """Returns what the library reads from: a file of its own where it can.
+
+    It lets go of one of Python's in a thread of its own, which ends the process when Python is ending.
+    """
+    if is_address(address):
+        return contextlib.nullcontext(file)
+    return needed("pyarrow", f"reading {address}").OSFile(address)
 
 
 def arrow_rows(address: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
