@@ -78,13 +78,21 @@ def _emit_item(bf16_result: bool, code: Code, buffers: Operands, item: ir.Value)
     def columns(at: ir.Value) -> None:
         # The last tile may begin among the columns of the one before, and computes the same numbers again.
         first = code.min(at, builder.sub(sizes.n, i64(TILE_COLUMNS)))
-        code.loop(row, last_row, TILE_ROWS, functools.partial(_emit_tile, bf16_result, code, buffers, sizes, row, first))
+        code.loop(
+            row, last_row, TILE_ROWS, functools.partial(_emit_tile, bf16_result, code, buffers, sizes, row, first)
+        )
 
     code.loop(column, last_column, TILE_COLUMNS, columns)
 
 
 def _emit_tile(
-    bf16_result: bool, code: Code, buffers: Operands, sizes: _Sizes, begin_row: ir.Value, column: ir.Value, row: ir.Value
+    bf16_result: bool,
+    code: Code,
+    buffers: Operands,
+    sizes: _Sizes,
+    begin_row: ir.Value,
+    column: ir.Value,
+    row: ir.Value,
 ) -> None:
     builder, kind = code.builder, I16 if bf16_result else F32
     # Rows beyond the last repeat it.
@@ -104,9 +112,7 @@ def _emit_tile(
     ahead = [
         code.min(builder.add(builder.mul(begun, i64(_AHEAD)), i64(i)), i64(TILE_COLUMNS - 1)) for i in range(_AHEAD)
     ]
-    nexts = [
-        code.gep(weights[0], builder.mul(builder.add(i, i64(TILE_COLUMNS)), sizes.k), I16) for i in ahead
-    ]
+    nexts = [code.gep(weights[0], builder.mul(builder.add(i, i64(TILE_COLUMNS)), sizes.k), I16) for i in ahead]
 
     def chunk(k: ir.Value) -> None:
         for following in nexts:
@@ -169,7 +175,9 @@ def choose_blocks(rows: int, columns: int) -> tuple[int, int]:
     )
 
 
-def call(x: BFloat16[Array, "M K"], weight: BFloat16[Array, "N K"], *, dtype: jax.typing.DTypeLike) -> Float[Array, "M N"]:
+def call(
+    x: BFloat16[Array, "M K"], weight: BFloat16[Array, "N K"], *, dtype: jax.typing.DTypeLike
+) -> Float[Array, "M N"]:
     """Returns x @ weight.T in `dtype`, float32 or bfloat16, without derivatives; sums are float32.
 
     K is a multiple of 32, and N at least 8.
