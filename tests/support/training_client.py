@@ -1,6 +1,7 @@
 """A training service in a thread of the test's process, and a client of its protocol that waits for each answer."""
 
 import contextlib
+import time
 
 import httpx2
 import jax
@@ -18,6 +19,8 @@ from kanawa_runtime.serve.training import wire
 from kanawa_runtime.serve.training.routes import training_routes
 from served_in_thread import serving
 
+#: Seconds to an answer, after which a test fails with the request's id instead of asking for ever.
+_ANSWER_SECONDS = 240
 KEYS = ("tml-first", "tml-second")
 BYTES = ByteTokenizer.Config().build()
 ENGINE = EngineConfig(
@@ -80,8 +83,10 @@ class Client:
         return self.answer(self.post(route, **body)["request_id"])
 
     def answer(self, request_id):
+        until = time.monotonic() + _ANSWER_SECONDS
         while True:
             got = self.send("retrieve_future", {"request_id": request_id})
+            assert got.status_code != 408 or time.monotonic() < until, f"{request_id} got no answer"
             if got.status_code != 408:
                 assert got.status_code == 200, got.text
                 return got.content if got.headers["content-type"] == wire.KIND else got.json()
