@@ -56,7 +56,7 @@ class Corpus(Configurable):
     @functools.cached_property
     def scan(self) -> Scan:
         """What reading the corpus once found; remembered for files that haven't changed since."""
-        return self._scanned(self._first_reading("train"), _ignore)
+        return self._scanned(self._first_reading("train"))
 
     def scan_while(self, split: Split, use: Callable[[Iterator[Document]], None]) -> bool:
         """Finds `scan`, and passes the documents of a split to `use` in the same reading; returns whether it had all.
@@ -72,10 +72,11 @@ class Corpus(Configurable):
     def _first_reading(self, split: Split) -> "_FirstReading":
         return _FirstReading(self.read(), split, self.config.validation_one_in)
 
-    def _scanned(self, reading: "_FirstReading", use: Callable[[Iterator[Document]], None]) -> Scan:
+    def _scanned(self, reading: "_FirstReading", use: Callable[[Iterator[Document]], None] | None = None) -> Scan:
         def read_once() -> Scan:
             documents = iter(reading)
-            use(documents)
+            if use is not None:
+                use(documents)
             # What `use` left.
             collections.deque(documents, maxlen=0)
             return self._found(reading)
@@ -183,10 +184,6 @@ class _FirstReading:
                 gives_up = True
                 waiting.clear()
         self.gave_all = settled and not gives_up
-
-
-def _ignore(documents: Iterator[Document]) -> None:
-    del documents
 
 
 def _hasher(one_in: int) -> "hashlib._Hash":

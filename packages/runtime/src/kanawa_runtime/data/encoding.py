@@ -49,10 +49,11 @@ def default_processes() -> int:
     return min(cores, _MOST_PROCESSES)
 
 
-def text_example(data: bytes, tokenizer: Tokenizer) -> Example:
-    """Returns a document's ids between its begin and end tokens."""
-    ids = np.concatenate([[tokenizer.bos_id], tokenizer.encode(data), [tokenizer.eos_id]], dtype=np.int32)
-    return Example(ids)
+def text_examples(texts: Iterable[bytes], tokenizer: Tokenizer, dtype: Any = np.int32) -> Iterator[Example]:
+    """Yields each text's ids in `dtype`, between its begin and end tokens."""
+    begin, end = np.array([tokenizer.bos_id], dtype), np.array([tokenizer.eos_id], dtype)
+    # Narrowed at once: a batch of bytes has 16 million ids.
+    return (Example(np.concatenate([begin, ids.astype(dtype), end])) for ids in tokenizer.encode_each(texts))
 
 
 class BatchEncoder(abc.ABC):
@@ -84,10 +85,7 @@ class TextEncoder(BatchEncoder):
     def encode(self, batch: list[bytes], key: str, folder: Path) -> ShardHead:
         """Encodes documents and writes their shard; returns its head."""
         tokenizer = self._tokenizer
-        dtype = id_dtype(tokenizer.vocab_size)
-        # Narrowed at once: a batch of bytes has 16 million ids.
-        begin, end = np.array([tokenizer.bos_id], dtype), np.array([tokenizer.eos_id], dtype)
-        examples = [Example(np.concatenate([begin, ids.astype(dtype), end])) for ids in tokenizer.encode_each(batch)]
+        examples = list(text_examples(batch, tokenizer, id_dtype(tokenizer.vocab_size)))
         num_bytes = sum(map(len, batch))
         return write_shard(folder, key, examples, tokenizer.vocab_size, tokenizer.byte_lengths, num_bytes)
 

@@ -11,7 +11,7 @@ from kanawa.contracts.data import DataSource
 
 from kanawa_runtime.data.corpus import Corpus, Document, EmbeddedCorpus, Split
 from kanawa_runtime.data.encoded import Example, fitted_tokenizer, shard_folder
-from kanawa_runtime.data.encoding import TextEncoder, default_processes, encoded_shards, text_batches, text_example
+from kanawa_runtime.data.encoding import TextEncoder, default_processes, encoded_shards, text_batches, text_examples
 from kanawa_runtime.data.packed import PackedSource
 from kanawa_runtime.data.shards import ShardHead, read_head
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
@@ -76,14 +76,13 @@ class TextSource(PackedSource):
             if self.corpus.scan_while(self.config.split, lambda documents: early.extend(self._encoded(documents))):
                 self._early = early
 
-    @property
+    @functools.cached_property
     def _learns_tokenizer(self) -> bool:
         return self.config.tokenizer_file is None and self.config.tokenizer.clone().build().learns
 
     def read_examples(self, split: Split) -> Iterator[Example]:
         """Yields each document between its begin and end tokens."""
-        tokenizer = self.tokenizer
-        return (text_example(document.data, tokenizer) for document in self.corpus.documents(split))
+        return text_examples((document.data for document in self.corpus.documents(split)), self.tokenizer)
 
     def _shards(self, folder: Path) -> Iterator[ShardHead]:
         early, self._early = self._early, None
