@@ -6,6 +6,9 @@ from kanawa_backends_cpu import onednn
 from kanawa_backends_cpu.native.available import why_not
 from kanawa_backends_cpu.processor import processor
 
+#: What the code of `matmul.cpu.dots` takes at once: numbers of the contracted dimension, and columns.
+DOTS_CHUNK, DOTS_COLUMNS = 32, 8
+
 
 @functools.cache
 def why_no_native() -> str | None:

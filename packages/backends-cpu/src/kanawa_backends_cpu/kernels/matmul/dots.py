@@ -9,14 +9,12 @@ from kanawa.kernels.matmul.problem import MatmulProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal, refuse
 
-from kanawa_backends_cpu.kernels.matmul.available import why_no_native
+from kanawa_backends_cpu.kernels.matmul.available import DOTS_CHUNK, DOTS_COLUMNS, why_no_native
 from kanawa_backends_cpu.kernels.matmul.operands import in_one_dtype, unfit_dtypes
 from kanawa_backends_cpu.processor import has_amx_tiles, processor
 
 #: Rows up to which it is faster than oneDNN, which packs the weight: that pays for more rows.
 _MOST_ROWS = 256
-#: Numbers of the contracted dimension that an instruction takes, and columns of a tile.
-_CHUNK, _TILE_COLUMNS = 32, 8
 
 
 class DotsMatmul(Kernel):
@@ -43,8 +41,8 @@ class DotsMatmul(Kernel):
             (p.weight_layout != "outputs_first", "the weight is laid out inner first; it takes outputs first"),
             (p.x_layout != "rows_first", "x is laid out inner first; it takes rows first"),
             (p.rows > _MOST_ROWS, f"{p.rows} rows are over {_MOST_ROWS}, from where on packing the weight pays"),
-            (p.inner % _CHUNK > 0, f"{p.inner} contracted numbers are no multiple of {_CHUNK}"),
-            (p.outputs < _TILE_COLUMNS, f"{p.outputs} outputs are under {_TILE_COLUMNS}"),
+            (p.inner % DOTS_CHUNK > 0, f"{p.inner} contracted numbers are no multiple of {DOTS_CHUNK}"),
+            (p.outputs < DOTS_COLUMNS, f"{p.outputs} outputs are under {DOTS_COLUMNS}"),
         )
 
     def preferred(self, problem: MatmulProblem, device: Any) -> MatmulProblem:

@@ -16,14 +16,14 @@ import numpy as np
 from jaxtyping import Array, BFloat16, Float
 from llvmlite import ir
 
+from kanawa_backends_cpu.kernels.matmul.available import DOTS_CHUNK, DOTS_COLUMNS
+from kanawa_backends_cpu.kernels.matmul.native_amx import GROUP
 from kanawa_backends_cpu.kernels.matmul.native_pairs import add_pairs, as_pairs
 from kanawa_backends_cpu.native.calls import NativeCall, Operands, helper_threads
 from kanawa_backends_cpu.native.code import F32, I16, I32, I64, Code, f32_constant, f32_vector, i64
 
-#: Lanes of a vector of sums, and the numbers of K that one instruction takes.
-LANES, CHUNK = 16, 32
-#: A tile's sums fill 24 of 32 registers.
-TILE_ROWS, TILE_COLUMNS = 3, 8
+#: With DOTS_COLUMNS a tile's sums fill 24 of 32 registers.
+_TILE_ROWS = 3
 #: Columns whose weights a tile prefetches.
 _AHEAD = 3
 #: Rows of an item: x's part of it stays in the second-level cache.
@@ -31,7 +31,7 @@ _BLOCK_ROWS = 96
 #: Items for each thread, so that none waits long for the last.
 _ITEMS_PER_THREAD = 4
 _X, _WEIGHT, _BLOCKS, _RESULT = 0, 1, 2, 3
-_SUMS = f32_vector(LANES)
+_SUMS = f32_vector(GROUP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +77,12 @@ def _emit_item(bf16_result: bool, code: Code, buffers: Operands, item: ir.Value)
 
     def columns(at: ir.Value) -> None:
         # The last tile may begin among the columns of the one before, and computes the same numbers again.
-        first = code.min(at, builder.sub(sizes.n, i64(TILE_COLUMNS)))
+        first = code.min(at, builder.sub(sizes.n, i64(DOTS_COLUMNS)))
         code.loop(
-            row, last_row, TILE_ROWS, functools.partial(_emit_tile, bf16_result, code, buffers, sizes, row, first)
+            row, last_row, _TILE_ROWS, functools.partial(_emit_tile, bf16_result, code, buffers, sizes, row, first)
         )
 
-    code.loop(column, last_column, TILE_COLUMNS, columns)
+    code.loop(column, last_column, DOTS_COLUMNS, columns)
 
 
 def _emit_tile(
@@ -96,23 +96,23 @@ def _emit_tile(
 ) -> None:
     builder, kind = code.builder, I16 if bf16_result else F32
     # Rows beyond the last repeat it.
-    lines = [code.min(builder.add(row, i64(i)), builder.sub(sizes.m, i64(1))) for i in range(TILE_ROWS)]
+    lines = [code.min(builder.add(row, i64(i)), builder.sub(sizes.m, i64(1))) for i in range(_TILE_ROWS)]
     xs = [code.gep(buffers.data[_X], builder.mul(line, sizes.k), I16) for line in lines]
     weights = [
         code.gep(buffers.data[_WEIGHT], builder.mul(builder.add(column, i64(j)), sizes.k), I16)
-        for j in range(TILE_COLUMNS)
+        for j in range(DOTS_COLUMNS)
     ]
     sums = [[code.alloca(_SUMS) for _ in weights] for _ in xs]
     for each in sums:
         for variable in each:
-            builder.store(f32_constant(0.0, LANES), variable)
+            builder.store(f32_constant(0.0, GROUP), variable)
 
     # While the first tiles are computed, the weights of the next columns come from memory.
-    begun = builder.sdiv(builder.sub(row, begin_row), i64(TILE_ROWS))
+    begun = builder.sdiv(builder.sub(row, begin_row), i64(_TILE_ROWS))
     ahead = [
-        code.min(builder.add(builder.mul(begun, i64(_AHEAD)), i64(i)), i64(TILE_COLUMNS - 1)) for i in range(_AHEAD)
+        code.min(builder.add(builder.mul(begun, i64(_AHEAD)), i64(i)), i64(DOTS_COLUMNS - 1)) for i in range(_AHEAD)
     ]
-    nexts = [code.gep(weights[0], builder.mul(builder.add(i, i64(TILE_COLUMNS)), sizes.k), I16) for i in ahead]
+    nexts = [code.gep(weights[0], builder.mul(builder.add(i, i64(DOTS_COLUMNS)), sizes.k), I16) for i in ahead]
 
     def chunk(k: ir.Value) -> None:
         for following in nexts:
@@ -123,20 +123,20 @@ def _emit_tile(
             for left, each in zip(lefts, sums, strict=True):
                 add_pairs(code, each[j], left, right)
 
-    code.loop(i64(0), sizes.k, CHUNK, chunk)
+    code.loop(i64(0), sizes.k, DOTS_CHUNK, chunk)
     flat = [builder.load(variable, typ=_SUMS) for each in sums for variable in each]
-    for begin in range(0, len(flat), LANES):
-        totals = _sums_of_lanes(code, flat[begin : begin + LANES])
+    for begin in range(0, len(flat), GROUP):
+        totals = _sums_of_lanes(code, flat[begin : begin + GROUP])
         numbers = code.f32_to_bf16(totals) if bf16_result else totals
-        for half in range(0, min(LANES, len(flat) - begin), TILE_COLUMNS):
-            mask = ir.Constant(ir.VectorType(I32, TILE_COLUMNS), list(range(half, half + TILE_COLUMNS)))
-            line = lines[(begin + half) // TILE_COLUMNS]
+        for half in range(0, min(GROUP, len(flat) - begin), DOTS_COLUMNS):
+            mask = ir.Constant(ir.VectorType(I32, DOTS_COLUMNS), list(range(half, half + DOTS_COLUMNS)))
+            line = lines[(begin + half) // DOTS_COLUMNS]
             to = code.gep(buffers.data[_RESULT], builder.add(builder.mul(line, sizes.n), column), kind)
             builder.store(builder.shuffle_vector(numbers, numbers, mask), to, align=2 if bf16_result else 4)
 
 
 def _load(code: Code, pointer: ir.Value, k: ir.Value) -> ir.Value:
-    return code.builder.load(code.gep(pointer, k, I16), typ=ir.VectorType(I32, LANES), align=2)
+    return code.builder.load(code.gep(pointer, k, I16), typ=ir.VectorType(I32, GROUP), align=2)
 
 
 def _sums_of_lanes(code: Code, vectors: list[ir.Value]) -> ir.Value:
@@ -146,9 +146,9 @@ def _sums_of_lanes(code: Code, vectors: list[ir.Value]) -> ir.Value:
     """
     for distance in (1, 2, 4, 8):
         # Lanes whose number has the bit are of the second vector.
-        second = [LANES if lane & distance else 0 for lane in range(LANES)]
+        second = [GROUP if lane & distance else 0 for lane in range(GROUP)]
         straight, crossed = (
-            ir.Constant(ir.VectorType(I32, LANES), [which + (lane ^ swap) for lane, which in enumerate(second)])
+            ir.Constant(ir.VectorType(I32, GROUP), [which + (lane ^ swap) for lane, which in enumerate(second)])
             for swap in (0, distance)
         )
         pairs = zip(vectors[::2], vectors[1::2] or vectors, strict=True)
@@ -170,8 +170,8 @@ def choose_blocks(rows: int, columns: int) -> tuple[int, int]:
     down = -(-rows // _BLOCK_ROWS)
     across = -(-_ITEMS_PER_THREAD * (helper_threads() + 1) // down)
     return (
-        -(-rows // (down * TILE_ROWS)) * TILE_ROWS,
-        max(1, -(-columns // (across * TILE_COLUMNS))) * TILE_COLUMNS,
+        -(-rows // (down * _TILE_ROWS)) * _TILE_ROWS,
+        max(1, -(-columns // (across * DOTS_COLUMNS))) * DOTS_COLUMNS,
     )
 
 
