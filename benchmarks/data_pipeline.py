@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from paired import children_seconds
+
 LENGTH, BATCH = 4096, 8
 SIDE = Path(__file__).with_name("data_pipeline_side.py")
 
@@ -105,10 +107,9 @@ def main() -> None:
             for _ in range(args.pairs):
                 shutil.rmtree(cache, ignore_errors=True)
                 for name, command, place in sides:
-                    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                    before = children_seconds()
                     found = child(command, SIDE_TOKENIZER=reads, **({"KANAWA_CACHE": place} if place else {}))
-                    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                    processor = children_seconds() - before
                     speed = documents / found["seconds"]
                     sys.stdout.write(
                         f"{megabytes:5} MB  {found.get('version', name):24} {speed:10,.0f} documents/s  "

@@ -4,6 +4,7 @@ Running A then B then B then A cancels drift; a ratio of medians would keep it.
 """
 
 import dataclasses
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -56,3 +57,9 @@ def compare(first: Callable[[], None], second: Callable[[], None], pairs: int) -
         pairs,
         statistics.median(a / b for a, b in zip(*worked, strict=True)),
     )
+
+
+def children_seconds() -> float:
+    """Returns the processor time of all processes that this one has started and waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

@@ -8,11 +8,12 @@ plans: nothing is compiled.
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 from typing import NamedTuple
+
+from paired import children_seconds
 
 
 class Row(NamedTuple):
@@ -22,7 +23,7 @@ class Row(NamedTuple):
     target: str
     rows: int
     length: int
-    seconds: float | None
+    seconds: float
     most: float = 1.1
     #: What the workload itself is beyond the model.
     given: tuple[str, ...] = ()
@@ -54,21 +55,19 @@ def planned(row: Row) -> str:
     sets = ("--set", f"batch_size={row.rows}", "--set", f"data.sequence_length={row.length}")
     command = [sys.executable, "-m", "kanawa.cli", "plan", row.experiment, "--on", row.target, "--quick", "--json"]
     with tempfile.TemporaryDirectory() as fresh:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = children_seconds()
         done = subprocess.run(
             [*command, *row.given, *sets],
             capture_output=True, text=True, check=False, env={**os.environ, "KANAWA_CACHE": fresh},
         )  # fmt: skip
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken = children_seconds() - before
     name = " ".join((row.experiment, *row.given[1:], row.target, f"{row.rows:,} x {row.length:,}"))
     if done.returncode:
         return f"| {name} | {done.stderr.strip().splitlines()[-1]} |"
     plan = json.loads(done.stdout)
     ours, held = plan["step_seconds"], plan["memory_per_device_bytes"] / 2**30
-    ratio = ours / row.seconds if row.seconds else None
-    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     cells = (
-        name, f"{ours:.2f}", str(row.seconds or "–"), "–" if ratio is None else f"{ratio:.2f} of {row.most}",
+        name, f"{ours:.2f}", str(row.seconds), f"{ours / row.seconds:.2f} of {row.most}",
         f"{held:.1f} GiB" + ("" if plan["fits"] else ", doesn't fit"), str(plan["mesh"]), f"{taken:.0f} s",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
