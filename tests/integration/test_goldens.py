@@ -10,6 +10,7 @@ from kanawa.arrays.tree import flatten_paths
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 EXPERIMENTS = (
     "clip-tiny",
+    "coca-tiny",
     "dit-tiny",
     "dit-xl-2",
     "grpo-demo",
