@@ -17,6 +17,7 @@ from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_cpu.kernels.attention import native
 from kanawa_backends_cpu.kernels.attention.blockwise import BlockwiseAttention
+from kanawa_backends_cpu.kernels.attention.invariant import InvariantAttention
 from kanawa_backends_cpu.kernels.attention.native import NativeAttention
 from kanawa_backends_cpu.kernels.attention.paged import PagedAttention
 from kanawa_backends_cpu.native import available
@@ -86,7 +87,9 @@ def test_bits_are_read_as_bfloat16():
     np.testing.assert_allclose(np.float32(actual), expected, rtol=2**-7, atol=4e-3)
 
 
-@pytest.mark.parametrize(("kernel", "count"), [(NativeAttention(), 1), (PagedAttention(), 32)])
+@pytest.mark.parametrize(
+    ("kernel", "count"), [(NativeAttention(), 1), (PagedAttention(), 32), (InvariantAttention(), 32)]
+)
 def test_serving_rounds_where_training_does(kernel, count):
     length, size = 160, 16
     shape = {"batch": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "v_head_dim": 32, "dtype": "bfloat16"}
