@@ -29,7 +29,7 @@ class _Waiting(Generic[Item, Answer]):
 
 
 def end_thread(thread: threading.Thread | None) -> None:
-    """Waits until an engine's thread, which was asked to end, has ended; for a minute at most, and logs if it hasn't."""
+    """Waits until an engine's thread, which was asked to end, has ended; after a minute an error is logged."""
     if thread is None or not thread.is_alive():
         return
     thread.join(_END_SECONDS)
