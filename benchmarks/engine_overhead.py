@@ -31,11 +31,11 @@ def compared(engine: LLMEngine, case: Case) -> dict[str, float]:
     Medians of rounds that take turns; both decode the same number of rows over the same lengths.
     """
     scheduler, own = engine._core.scheduler, engine.config.fused_steps
-    scheduler._fused_steps = case.steps
+    scheduler.fused_steps = case.steps
     try:
         taken = [(*_by_engine(engine, case), _alone(engine, case)) for _ in range(_ROUNDS)]
     finally:
-        scheduler._fused_steps = own
+        scheduler.fused_steps = own
     by_engine, host, raw = (float(np.median(values)) for values in zip(*taken, strict=True))
     return {"engine": by_engine, "raw": raw, "host_ms": 1e3 * host, "step_ms": 1e3 * case.rows / by_engine}
 

@@ -79,6 +79,12 @@ def has_amx_tiles() -> bool:
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_STATE) == 0)
 
 
+@functools.cache
+def has_bf16_pairs() -> bool:
+    """Returns whether bfloat16 is multiplied by AVX-512's dot products of pairs: where there are no tiles."""
+    return processor().has("avx512f", "avx512_bf16") and not has_amx_tiles()
+
+
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 

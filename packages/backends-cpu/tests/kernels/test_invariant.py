@@ -107,6 +107,8 @@ def test_who_asks_for_no_invariance_gets_the_fastest_kernels_and_refusals_say_wh
     )  # fmt: skip
     kernel = InvariantAttention()
     assert kernel.supports(problem, None).reason == "rows needn't be invariant; others are faster"
+    prefill = dataclasses.replace(problem, q_length=32, page_size=16, kv_bits=True, has_kv_lengths=True, mode="prefill")
+    assert kernel.supports(prefill, None)
     alike = dataclasses.replace(problem, row_invariant=True)
     assert kernel.supports(alike, None)
     assert alike.describe() == f"{problem.describe()} row-invariant"

@@ -18,7 +18,7 @@ from kanawa_backends_cpu.kernels.matmul.dots import DotsMatmul
 from kanawa_backends_cpu.kernels.matmul.few_rows import FewRowsMatmul
 from kanawa_backends_cpu.kernels.matmul.native import NativeMatmul
 from kanawa_backends_cpu.kernels.matmul.onednn_matmul import OnednnMatmul
-from kanawa_backends_cpu.processor import has_amx_tiles, processor
+from kanawa_backends_cpu.processor import has_bf16_pairs
 from kanawa_kernel_tools.examples.matmul import example_operands
 
 KERNELS = [NativeMatmul(), DotsMatmul(), OnednnMatmul(), FewRowsMatmul()]
@@ -31,7 +31,7 @@ DTYPES = {
 HERE = pytest.mark.skipif(
     bool(why_no_native() or why_no_onednn("bfloat16")), reason="not all kernels run on this processor"
 )
-HAS_PAIRS = why_no_native() is None and processor().has("avx512f", "avx512_bf16") and not has_amx_tiles()
+HAS_PAIRS = why_no_native() is None and has_bf16_pairs()
 PAIRS = pytest.mark.skipif(not HAS_PAIRS, reason="dot products of pairs need AVX512_BF16, and AMX is preferred")
 
 

@@ -17,6 +17,7 @@ from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_cpu.kernels.attention import native
 from kanawa_backends_cpu.kernels.attention.blockwise import BlockwiseAttention
+from kanawa_backends_cpu.kernels.attention.invariant import InvariantAttention
 from kanawa_backends_cpu.kernels.attention.native import NativeAttention
 from kanawa_backends_cpu.kernels.attention.paged import PagedAttention
 from kanawa_backends_cpu.native import available
@@ -33,6 +34,7 @@ PAGED = dataclasses.replace(
 CHANGES = {
     "one head a key head": {},
     "grouped": {"num_heads": 12, "num_kv_heads": 2},
+    "an item of three key heads": {"batch": 33, "num_heads": 12, "num_kv_heads": 6, "head_dim": 80, "v_head_dim": 80},
     "one key head": {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64, "v_head_dim": 32},
     "odd widths": {"head_dim": 20, "v_head_dim": 48},
     "short pages": {"page_size": 3, "kv_length": 51},
@@ -86,7 +88,9 @@ def test_bits_are_read_as_bfloat16():
     np.testing.assert_allclose(np.float32(actual), expected, rtol=2**-7, atol=4e-3)
 
 
-@pytest.mark.parametrize(("kernel", "count"), [(NativeAttention(), 1), (PagedAttention(), 32)])
+@pytest.mark.parametrize(
+    ("kernel", "count"), [(NativeAttention(), 1), (PagedAttention(), 32), (InvariantAttention(), 32)]
+)
 def test_serving_rounds_where_training_does(kernel, count):
     length, size = 160, 16
     shape = {"batch": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "v_head_dim": 32, "dtype": "bfloat16"}
@@ -298,7 +302,9 @@ def test_processors_with_narrower_vectors_agree(lesser, bits):
 
 @pytest.mark.parametrize("bits", [False, True], ids=["float32", "bits of bfloat16"])
 def test_llvm_takes_it_for_arm(bits):
-    shape = Shape(heads=4, group=2, width=64, v_width=48, lanes=16, v_lanes=16, page=16, bits=bits, cap=30.0)
+    shape = Shape(
+        heads=4, together=2, group=2, width=64, v_width=48, lanes=16, v_lanes=16, page=16, bits=bits, cap=30.0
+    )
     try:
         target = llvm.machine("aarch64-unknown-linux-gnu")
     except RuntimeError:

@@ -65,7 +65,8 @@ def test_registers_of_other_processors(monkeypatch, registers, transpose, dtype,
     """LLVM splits vectors wider than this processor's; without AMX bfloat16 is converted to float32."""
     features = {(16, 4): {"avx512f"}, (8, 2): {"avx2", "fma"}, (4, 4): {"asimd"}}[registers]
     monkeypatch.setattr(native_call, "processor", lambda: Processor("another", frozenset(features)))
-    monkeypatch.setattr(native_call, "has_amx_tiles", lambda: False)
+    for has in ("has_amx_tiles", "has_bf16_pairs"):
+        monkeypatch.setattr(native_call, has, lambda: False)
     for sizes in SIZES:
         assert_right(sizes, transpose, transpose, dtype, result)
 
@@ -76,6 +77,7 @@ def test_registers_of_other_processors(monkeypatch, registers, transpose, dtype,
 @pytest.mark.parametrize(("transpose_a", "transpose_b"), list(itertools.product((False, True), repeat=2)))
 def test_pairs_in_vectors_where_there_are_no_tiles(monkeypatch, transpose_a, transpose_b, result):
     monkeypatch.setattr(native_call, "has_amx_tiles", lambda: False)
+    monkeypatch.setattr(native_call, "has_bf16_pairs", lambda: True)
     for sizes in SIZES:
         assert_right(sizes, transpose_a, transpose_b, "bfloat16", result)
 

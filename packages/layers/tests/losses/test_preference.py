@@ -150,9 +150,7 @@ def test_kto_computes_mismatched_completions_without_gradients():
     grads = [step(params, whole) for whole in (False, True)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *grads)
     assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(grads[0])) > 1e-3
-    flops = [
-        step.lower(params, whole).compile().cost_analysis()["flops"] for whole in (False, True)
-    ]
+    flops = [step.lower(params, whole).compile().cost_analysis()["flops"] for whole in (False, True)]
     # Of forward passes with and without a backward one, twice as large: 6 passes in place of 8, at most.
     assert flops[0] < 0.85 * flops[1]
 

@@ -149,9 +149,9 @@ class Code:
         # NaN converts to no integer: what is computed with one is undefined.
         return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
 
-    def prefetch(self, pointer: ir.Value) -> None:
-        """Prefetches the cache line at a pointer."""
-        kinds, flags = [POINTER, I32, I32, I32], (0, 3, 1)
+    def prefetch(self, pointer: ir.Value, level: int = 1) -> None:
+        """Prefetches the cache line at a pointer into a cache, 1 to 3; the first one has few lines on their way."""
+        kinds, flags = [POINTER, I32, I32, I32], (0, 4 - level, 1)
         function = self._intrinsic("prefetch.p0", ir.VoidType(), kinds)
         self.builder.call(function, [pointer, *(ir.Constant(I32, flag) for flag in flags)])
 

@@ -111,6 +111,21 @@ def test_several_steps_are_fused_only_while_nobody_waits_or_samples():
     assert work.schedule(settled=True).steps == 1
 
 
+def test_calls_are_short_where_a_slot_is_free_or_about_to_be():
+    work = scheduler(fused=4, sequences=2)
+    work.open_steps = 2
+    first, second = sequence(0, 3, new=4), sequence(1, 3, new=20, start=20)
+    work.add(first)
+    take(work, work.schedule(settled=True))
+    assert work.schedule(settled=True).steps == 2
+    work.add(second)
+    take(work, work.schedule(settled=True))
+    assert work.schedule(settled=False).steps == 4
+    # All that the first may gain is being computed: its slot is free once that is read.
+    first.pending = 4 - first.generated
+    assert work.schedule(settled=False).steps == 2
+
+
 def test_pages_that_run_out_wait_for_what_is_being_computed():
     work = scheduler(pages=8, sequences=2)
     for number in range(2):

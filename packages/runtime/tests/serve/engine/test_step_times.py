@@ -1,7 +1,9 @@
 """When a step is put together: shortly before the one that runs ends, as far as its kind is known."""
 
+import threading
+
 import pytest
-from kanawa_runtime.serve.engine import step_times
+from kanawa_runtime.serve.engine import batching, step_times
 from kanawa_runtime.serve.engine.step_times import StepTimes
 
 
@@ -69,3 +71,14 @@ def test_a_host_that_comes_late_begins_sooner(clock):
     for _ in range(100):
         ran(times, clock, "a", 0.1)
     assert waited(times, clock, "a") == pytest.approx(before)
+
+
+def test_a_thread_whose_step_hangs_is_left_behind_and_named(monkeypatch, caplog):
+    released = threading.Event()
+    thread = threading.Thread(target=released.wait, name="kanawa-engine", daemon=True)
+    thread.start()
+    monkeypatch.setattr(batching, "_END_SECONDS", 0.01)
+    batching.end_thread(thread)
+    assert "kanawa-engine hasn't ended within 0.01 s of being asked to: what it runs hangs" in caplog.text
+    released.set()
+    thread.join()

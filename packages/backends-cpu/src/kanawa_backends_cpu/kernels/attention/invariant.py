@@ -1,6 +1,7 @@
 """attention.cpu.invariant: training, prefill and decoding by one native function, with the same bits for each query.
 
-For programs that have to agree bit for bit, as a rollout and the training step do (`ExecutionPlan.row_invariant`).
+For programs that have to agree bit for bit, as a rollout and the training step do (`ExecutionPlan.row_invariant`), and
+for every prefill over pages of bits, where it is the fastest: each query reads only the keys that it sees, in place.
 Softmax is online (Milakov and Gimelshein, arXiv 1805.02867) over blocks of 16 keys; multiplications and sums are fp32,
 and weights are rounded to bfloat16.
 """
@@ -42,11 +43,14 @@ class InvariantAttention(Kernel):
     takes: ClassVar[frozenset[str]] = frozenset({"pages of bits"})
 
     def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
-        """Returns support for row-invariant problems in bfloat16."""
+        """Returns support for row-invariant problems in bfloat16, and for chunks of prompts over pages of bits."""
         p, widths = problem, (problem.head_dim, problem.v_head_dim)
         masks = ", ".join(sorted(p.mask.uses - _MASKS))
         verdict = first_refusal(
-            (not p.row_invariant, "rows needn't be invariant; others are faster"),
+            (
+                not p.row_invariant and (not p.paged or p.q_length == 1),
+                "rows needn't be invariant; others are faster",
+            ),
             (p.dtype != "bfloat16", f"{p.dtype}; it takes bfloat16"),
             (p.paged and not p.kv_bits, "pages of numbers; it takes pages of bits"),
             (p.ragged_sequences is not None, "queries are ragged; it takes rows of equally many"),

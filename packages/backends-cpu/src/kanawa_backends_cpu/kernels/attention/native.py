@@ -2,7 +2,7 @@
 
 Such a step is limited by memory: its keys and values are read once, some hundred bytes here and some there. The
 function reads them in place, prefetches the next block, and holds its accumulators in registers; each work item is a
-row's key head. Softmax is online (Milakov and Gimelshein, arXiv 1805.02867). Multiplications and sums are fp32.
+few of a row's key heads. Softmax is online (Milakov and Gimelshein, arXiv 1805.02867); numbers and sums are fp32.
 
 Legend: B rows, P pages of N tokens, R table entries a row, K key heads, G query heads a key head, D head width, Dv that
 of values.
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _MOST_VALUES = 4096
 #: Vectors of a key head's queries or accumulators: LLVM takes 4 s for the code of 256 of them, 40 s for that of 1000.
 _MOST_VECTORS = 320
+#: Rows for each thread from which on an item has several key heads, so that none waits long for the last.
+_ROWS_PER_THREAD = 4
+#: Keys of a block, and the bytes of its keys and values that the first cache holds.
+_BLOCK, _BLOCK_BYTES = 16, 32 * 1024
 #: Masks under which each query sees one contiguous run of keys.
 _MASKS = frozenset({"causal", "window", "chunk"})
 
@@ -114,6 +118,7 @@ def call_shape(problem: AttentionProblem) -> "Shape":
 
     return Shape(
         heads=problem.num_kv_heads,
+        together=_together(problem),
         group=problem.group_size,
         width=problem.head_dim,
         v_width=problem.v_head_dim,
@@ -125,10 +130,26 @@ def call_shape(problem: AttentionProblem) -> "Shape":
     )
 
 
+def _together(problem: AttentionProblem) -> int:
+    """Returns the key heads of an item: as many as a cache holds a block of, where there are rows for all threads.
+
+    A page holds all heads of a token side by side: read by one item, it comes from memory as one stream.
+    """
+    from kanawa_backends_cpu.native.calls import helper_threads
+
+    if problem.batch < _ROWS_PER_THREAD * (helper_threads() + 1):
+        return 1
+    size = _BLOCK * (problem.head_dim + problem.v_head_dim) * (2 if problem.kv_bits else 4)
+    heads = problem.num_kv_heads
+    return max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * size <= _BLOCK_BYTES))
+
+
 @functools.cache
 def native_call(shape: "Shape") -> "NativeCall":
     """Returns the compiled function of a shape."""
     from kanawa_backends_cpu.kernels.attention.native_code import count_items, emit_item
     from kanawa_backends_cpu.native.calls import NativeCall
 
-    return NativeCall("attention", functools.partial(emit_item, shape), count_items, operands=6, results=3)
+    return NativeCall(
+        "attention", functools.partial(emit_item, shape), functools.partial(count_items, shape), operands=6, results=3
+    )

@@ -1,4 +1,4 @@
-"""The code of attention.cpu.native: a work item is one row's query heads of one key head, block by block of keys.
+"""The code of attention.cpu.native: a work item is one row's query heads of a few key heads, block by block of keys.
 
 Operands: queries [B, K, G, D], keys [P, N, K, D], values [P, N, K, Dv], table [B, R], first and end of the keys that a
 row sees [B]. Results: largest scores and sums of exponentials [B, K, G], sums of values [B, K, G, Dv].
@@ -7,7 +7,7 @@ row sees [B]. Results: largest scores and sums of exponentials [B, K, G], sums o
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kanawa.kernels.attention import scores as sc
 from llvmlite import ir
@@ -19,6 +19,8 @@ from kanawa_backends_cpu.native.code import F32, I16, I32, Code, f32_constant, f
 _BLOCK = 16
 #: Bytes that one prefetch brings.
 _CACHE_LINE = 64
+#: Emits the index of a block's key.
+Place = Callable[[ir.Value], ir.Value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Shape:
 
     Attributes:
         heads, group: key heads, and query heads of each.
+        together: key heads of an item, a divisor of `heads`.
         width, v_width: of a key and of a value; `lanes` and `v_lanes` are the floats of a vector they are cut into.
         page: tokens of a page.
         bits: whether pages hold the bits of bfloat16 numbers, not floats.
@@ -34,6 +37,7 @@ class Shape:
     """
 
     heads: int
+    together: int
     group: int
     width: int
     v_width: int
@@ -44,26 +48,30 @@ class Shape:
     cap: float | None
 
 
-def count_items(code: Code, operands: Operands) -> ir.Value:
-    """Emits the number of work items: rows times key heads."""
-    return code.builder.mul(operands.size(0, 0), operands.size(0, 1))
+def count_items(shape: Shape, code: Code, operands: Operands) -> ir.Value:
+    """Emits the number of work items: rows times parts of the key heads."""
+    return code.builder.mul(operands.size(0, 0), i64(shape.heads // shape.together))
 
 
 def emit_item(shape: Shape, code: Code, operands: Operands, item: ir.Value) -> None:
-    """Emits the code of an item: row `item // K`, key head `item % K`."""
+    """Emits the code of an item: its row counts slower than its key heads."""
     _Item(shape, code, operands, item).emit()
 
 
 class _Item:
     def __init__(self, shape: Shape, code: Code, operands: Operands, item: ir.Value) -> None:
-        self.shape, self.code, self.operands, self.item = shape, code, operands, item
-        builder = code.builder
-        self.row, self.head = (make(item, i64(shape.heads)) for make in (builder.sdiv, builder.srem))
+        self.shape, self.code, self.operands = shape, code, operands
+        builder, lines = code.builder, shape.together * shape.group
+        self.row = builder.sdiv(item, i64(shape.heads // shape.together))
+        self.first_head = builder.mul(item, i64(shape.together))
         self.pages, self.entries = operands.size(1, 0), operands.size(3, 1)
         self.first, self.end = (self._of_row(operand) for operand in (4, 5))
         self.stored = I16 if shape.bits else F32
-        groups = range(shape.group)
         self.lanes, self.v_lanes = shape.lanes, shape.v_lanes
+        # Of all key heads, in the first cache.
+        self.sums = [code.alloca_bytes(4 * lines * width) for width in (1, 1, shape.v_width)]
+        # Of one, in registers.
+        groups = range(shape.group)
         self.queries = [self._places(shape.width, self.lanes) for _ in groups]
         self.top, self.total = ([code.alloca(F32) for _ in groups] for _ in range(2))
         self.values = [self._places(shape.v_width, self.v_lanes) for _ in groups]
@@ -72,26 +80,47 @@ class _Item:
     def emit(self) -> None:
         """Emits the start, the loop over blocks, and the stores of results."""
         code, shape = self.code, self.shape
-        queries = code.builder.mul(self.item, i64(shape.group * shape.width))
-        for group in range(shape.group):
-            code.store(ir.Constant(F32, sc.MASKED), self.top[group])
-            code.store(ir.Constant(F32, 0.0), self.total[group])
-            for part, place in enumerate(self.queries[group]):
-                offset = code.builder.add(queries, i64(group * shape.width + part * self.lanes))
-                code.store(code.load(code.gep(self.operands.data[0], offset, F32), f32_vector(self.lanes)), place)
-            for place in self.values[group]:
-                code.store(f32_constant(0.0, self.v_lanes), place)
+
+        def begin(head: ir.Value) -> None:
+            """Emits empty sums."""
+            for group in range(shape.group):
+                code.store(ir.Constant(F32, sc.MASKED), self.top[group])
+                code.store(ir.Constant(F32, 0.0), self.total[group])
+                for place in self.values[group]:
+                    code.store(f32_constant(0.0, self.v_lanes), place)
+            self._move_sums(self.sums, head, out=True)
+
+        def finish(head: ir.Value) -> None:
+            self._move_sums(self.sums, head, out=False)
+            self._move_sums(self.operands.data[6:9], code.builder.add(self.first_head, head), out=True)
+
         start = code.builder.mul(code.builder.sdiv(self.first, i64(_BLOCK)), i64(_BLOCK))
+        self._each_head(begin)
         code.loop(start, self.end, _BLOCK, self._block)
-        for group in range(shape.group):
-            at = code.builder.add(code.builder.mul(self.item, i64(shape.group)), i64(group))
-            for operand, place in ((6, self.top[group]), (7, self.total[group])):
-                code.store(code.load(place, F32), code.gep(self.operands.data[operand], at, F32))
-            values = code.builder.mul(at, i64(shape.v_width))
-            for part, place in enumerate(self.values[group]):
-                offset = code.builder.add(values, i64(part * self.v_lanes))
-                value = code.load(place, f32_vector(self.v_lanes))
-                code.store(value, code.gep(self.operands.data[8], offset, F32))
+        self._each_head(finish)
+
+    def _each_head(self, body: Callable[[ir.Value], None]) -> None:
+        """Emits a body for each key head of the item; a single one's sums stay in registers."""
+        if self.shape.together == 1:
+            body(i64(0))
+        else:
+            self.code.loop(i64(0), i64(self.shape.together), 1, body)
+
+    def _move_sums(self, places: Sequence[ir.Value], head: ir.Value, *, out: bool) -> None:
+        """Emits the copy of a key head's sums from registers to memory, or back."""
+        code, builder = self.code, self.code.builder
+        lines = builder.mul(head, i64(self.shape.group))
+        for group in range(self.shape.group):
+            line = builder.add(lines, i64(group))
+            values = builder.mul(line, i64(self.shape.v_width))
+            moves = [(F32, self.top[group], 0, line), (F32, self.total[group], 1, line)]
+            for part, register in enumerate(self.values[group]):
+                offset = builder.add(values, i64(part * self.v_lanes))
+                moves.append((f32_vector(self.v_lanes), register, 2, offset))
+            for kind, register, which, at in moves:
+                place = code.gep(places[which], at, F32)
+                source, to = (register, place) if out else (place, register)
+                code.store(code.load(source, kind), to)
 
     def _block(self, base: ir.Value) -> None:
         """Emits the block that starts at key `base`; twice, since LLVM unrolls the loops of a full block."""
@@ -99,22 +128,44 @@ class _Item:
         start = code.max(builder.sub(self.first, base), i64(0))
         stop = code.min(builder.sub(self.end, base), i64(_BLOCK))
         whole = builder.icmp_signed("==", builder.sub(stop, start), i64(_BLOCK))
+        here, ahead = self._places_of_block(base), self._places_of_block(builder.add(base, i64(_BLOCK)))
+
+        def attend(start: ir.Value, stop: ir.Value) -> Callable[[ir.Value], None]:
+            def one_head(head: ir.Value) -> None:
+                at = builder.add(self.first_head, head)
+                self.head = builder.srem(at, i64(self.shape.heads))
+                self._read_queries(at)
+                self._move_sums(self.sums, head, out=False)
+                self._attend(here, ahead, start, stop)
+                self._move_sums(self.sums, head, out=True)
+
+            return one_head
+
         with builder.if_else(whole) as (yes, no):
             with yes:
-                self._attend(base, i64(0), i64(_BLOCK))
+                self._each_head(attend(i64(0), i64(_BLOCK)))
             with no:
-                self._attend(base, start, stop)
+                self._each_head(attend(start, stop))
 
-    def _attend(self, base: ir.Value, start: ir.Value, stop: ir.Value) -> None:
-        """Emits one step of the online softmax: scores, rescaling, and the values' weighted sum."""
+    def _read_queries(self, head: ir.Value) -> None:
+        """Emits the loads of the queries of a key head, counted over all rows."""
+        code, shape = self.code, self.shape
+        queries = code.builder.mul(head, i64(shape.group * shape.width))
+        for group, places in enumerate(self.queries):
+            for part, place in enumerate(places):
+                offset = code.builder.add(queries, i64(group * shape.width + part * self.lanes))
+                code.store(code.load(code.gep(self.operands.data[0], offset, F32), f32_vector(self.lanes)), place)
+
+    def _attend(self, here: Place, ahead: Place, start: ir.Value, stop: ir.Value) -> None:
+        """Emits one step of a key head's online softmax: scores, rescaling, and the values' weighted sum.
+
+        `here` and `ahead` emit the places of the keys of this block and of the next one, which arrives meanwhile.
+        """
         code, shape = self.code, self.shape
         for group in range(shape.group):
             code.store(f32_constant(sc.MASKED, _BLOCK), self._score(i64(_BLOCK * group)))
-        here, ahead = self._places_of_block(base), self._places_of_block(code.builder.add(base, i64(_BLOCK)))
 
         def score(key: ir.Value) -> None:
-            # This block's values and the next one's keys arrive while this one's scores are computed.
-            self._prefetch(2, here(key), shape.v_width)
             self._prefetch(1, ahead(key), shape.width)
             keys = self._read(1, here(key), shape.width, self.lanes)
             for group, queries in enumerate(self.queries):
@@ -124,6 +175,7 @@ class _Item:
                 code.store(code.reduce_sum(total), self._score(code.builder.add(key, i64(_BLOCK * group))))
 
         def weigh(key: ir.Value) -> None:
+            self._prefetch(2, ahead(key), shape.v_width)
             values = self._read(2, here(key), shape.v_width, self.v_lanes)
             for group, sums in enumerate(self.values):
                 weight = code.load(self._score(code.builder.add(key, i64(_BLOCK * group))), F32)
@@ -190,7 +242,7 @@ class _Item:
         tanh = builder.fsub(f32_constant(1.0, width), builder.fdiv(f32_constant(2.0, width), power))
         return builder.fmul(f32_constant(cap, width), tanh)
 
-    def _places_of_block(self, base: ir.Value) -> Callable[[ir.Value], ir.Value]:
+    def _places_of_block(self, base: ir.Value) -> Place:
         """Returns a function that emits the index of a key of the block: its token in the pool, and there this head."""
         builder, size = self.code.builder, i64(self.shape.page)
         # Once if pages hold whole blocks, else for each key.
@@ -224,11 +276,11 @@ class _Item:
         return parts
 
     def _prefetch(self, operand: int, place: ir.Value, width: int) -> None:
-        """Emits the prefetch of a key or a value."""
+        """Emits the prefetch of a key or a value into the second cache, which has more lines on their way."""
         start = self.code.builder.mul(place, i64(width))
         for offset in range(0, width, _CACHE_LINE // (2 if self.shape.bits else 4)):
             at = self.code.builder.add(start, i64(offset))
-            self.code.prefetch(self.code.gep(self.operands.data[operand], at, self.stored))
+            self.code.prefetch(self.code.gep(self.operands.data[operand], at, self.stored), level=2)
 
     def _score(self, at: ir.Value) -> ir.Value:
         return self.code.gep(self.scores, at, F32)

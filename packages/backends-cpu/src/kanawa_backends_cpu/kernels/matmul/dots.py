@@ -11,7 +11,7 @@ from kanawa.kernels.verdict import Verdict, first_refusal, refuse
 
 from kanawa_backends_cpu.kernels.matmul.available import DOTS_CHUNK, DOTS_COLUMNS, why_no_native
 from kanawa_backends_cpu.kernels.matmul.operands import in_one_dtype, unfit_dtypes
-from kanawa_backends_cpu.processor import has_amx_tiles, processor
+from kanawa_backends_cpu.processor import has_bf16_pairs, processor
 
 #: Rows up to which it is faster than oneDNN, which packs the weight: that pays for more rows.
 _MOST_ROWS = 256
@@ -32,9 +32,8 @@ class DotsMatmul(Kernel):
         unfit = unfit_dtypes(p) or why_no_native()
         if unfit:
             return refuse(unfit)
-        has_pairs = processor().has("avx512f", "avx512_bf16") and not has_amx_tiles()
         return first_refusal(
-            (not has_pairs, f"it multiplies by AVX512_BF16 where there is no AMX; this is {processor().name}"),
+            (not has_bf16_pairs(), f"it multiplies by AVX512_BF16 where there is no AMX; this is {processor().name}"),
             (in_one_dtype(p) != "bfloat16", "it multiplies bfloat16"),
             (p.purpose == "train", "it is for prefill and decoding"),
             (p.row_invariant, "training sums in another order"),

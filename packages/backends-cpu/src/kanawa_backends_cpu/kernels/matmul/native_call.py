@@ -13,7 +13,7 @@ from kanawa_backends_cpu.kernels.matmul import native_amx, native_code, native_p
 from kanawa_backends_cpu.kernels.matmul.native_code import Variant
 from kanawa_backends_cpu.native.calls import NativeCall, Operands, helper_threads
 from kanawa_backends_cpu.native.code import Code
-from kanawa_backends_cpu.processor import has_amx_tiles, processor
+from kanawa_backends_cpu.processor import has_amx_tiles, has_bf16_pairs, processor
 
 #: For processors without known vector registers, which no kernel calls it on.
 _REGISTERS = (4, 4)
@@ -66,15 +66,14 @@ def call(
     n = b.shape[-2 if transpose_b else -1]
     batch = a.size // (m * k)
     in_bf16 = a.dtype == jnp.bfloat16
-    has_tiles = in_bf16 and has_amx_tiles()
     variant = Variant(
         transpose_a,
         transpose_b,
         in_bf16,
         np.dtype(dtype) == jnp.bfloat16,
         *(processor().vector_registers or _REGISTERS),
-        has_tiles,
-        in_bf16 and not has_tiles and processor().has("avx512f", "avx512_bf16"),
+        in_bf16 and has_amx_tiles(),
+        in_bf16 and has_bf16_pairs(),
     )
     # The code reads block sizes from memory: one function for all shapes.
     block = np.asarray(choose_blocks(variant, (m, n, k), batch), np.int32)

@@ -15,6 +15,8 @@ from kanawa_runtime.serve.engine.request import EngineLimits, EngineStoppedError
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
+#: How long a thread that was asked to end may take for what it runs; it is a daemon, so the process can end anyway.
+_END_SECONDS = 60.0
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -24,6 +26,18 @@ class _Waiting(Generic[Item, Answer]):
     item: Item
     bucket: Hashable
     answer: "Future[Answer]"
+
+
+def end_thread(thread: threading.Thread | None) -> None:
+    """Waits until an engine's thread, which was asked to end, has ended; after a minute an error is logged."""
+    if thread is None or not thread.is_alive():
+        return
+    thread.join(_END_SECONDS)
+    if thread.is_alive():
+        logger.error(
+            "%s hasn't ended within %g s of being asked to: what it runs hangs, and its requests get no end; end the "
+            "process", thread.name, _END_SECONDS,
+        )  # fmt: skip
 
 
 class BatchingEngine(abc.ABC, Generic[Item, Answer]):
@@ -107,8 +121,7 @@ class BatchingEngine(abc.ABC, Generic[Item, Answer]):
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join()
+        end_thread(self._thread)
 
     def _check_room(self) -> None:
         if self._stopped:

@@ -12,7 +12,8 @@ class EngineConfig(Config):
     `int8_cache` stores codes and scales.
     A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
     `prefill_tokens`. While none wait and all are greedy, `fused_steps` tokens are decoded in one call, or as many as
-    take `call_seconds`: until it ends no request begins (None: however long it takes, and the same every time).
+    take `call_seconds` (less than half of it where a slot is free): until it ends no request begins (None: however long
+    it takes, and the same every time).
     `batch_sizes` and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's
     chunk, of which a program takes as many at once as `prefill_rows` says (None: see `shapes.Shapes`).
     `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles what they need. With

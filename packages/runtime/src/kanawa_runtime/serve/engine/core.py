@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 #: Steps whose results are unread while the next one is sent.
 _DEPTH = 1
+#: Of a call's seconds, where a request that comes meanwhile could begin after it.
+_OPEN_SHARE = 0.4
 _FAULTS = {
     NOT_FINITE: "the model's numbers are no longer finite for this request, so no token can be chosen",
     NOTHING: "no token may follow: the allowed tokens, the biases and the bad words exclude each other",
@@ -203,8 +205,9 @@ class EngineCore:
     def _step(self) -> None:
         self.expire()
         if self._call_seconds is not None and self._times.decode_seconds:
-            most = int(self._call_seconds / self._times.decode_seconds)
-            self.scheduler.fused_steps = max(1, min(self._fused_steps, most))
+            steps = self._call_seconds / self._times.decode_seconds
+            most, few = (max(1, min(self._fused_steps, int(share * steps))) for share in (1.0, _OPEN_SHARE))
+            self.scheduler.fused_steps, self.scheduler.open_steps = most, few
         batch = self.scheduler.schedule(settled=not self._in_flight)
         if batch.is_starved:
             # The tokens of a preempted sequence have to be known, and some sequences may have ended.

@@ -18,6 +18,7 @@ from kanawa.errors import UsageError
 from kanawa_runtime.data.tokenizers.load import tokenizer_of
 from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots, LoraSlot
+from kanawa_runtime.serve.engine.batching import end_thread
 from kanawa_runtime.serve.engine.build import build_core, continuing_model
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.page_transfer import PageShapes, PageTransfer
@@ -400,8 +401,7 @@ class LLMEngine:
         with self._wake:
             self._is_stopping = True
             self._wake.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        end_thread(self._thread)
 
     def check_pages(self) -> None:
         """Raises PagePoolError where the page pool is inconsistent; call it while nothing runs."""

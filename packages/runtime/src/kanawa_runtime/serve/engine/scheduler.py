@@ -100,7 +100,9 @@ class Scheduler:
         #: Steps in a row that have left decoding out.
         self._without_decoding = 0
         self._max_length, self._budget, self._chunk = max_length, budget, chunk
-        self.fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
+        #: Tokens of a call: at most, and where a request could begin after it.
+        self.fused_steps = self.open_steps = fused_steps
+        self._prefill_sizes = prefill_sizes
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
         self._guess, self._in_tiles, self._short_budget = guess, in_tiles, short_budget or budget
         self._most_chunks = most_chunks
@@ -188,14 +190,15 @@ class Scheduler:
         alone = not (self._waiting and self._slots) and all(
             s.is_prefilled and not s.flags & ~self._fusable for s in self.running
         )
-        batch.steps = self.fused_steps if alone and may_fuse else 1
+        most = self.open_steps if self._may_admit_soon() else self.fused_steps
+        batch.steps = most if alone and may_fuse else 1
         if self._waiting and self._fusable:
             # Slots of those that end within a step are empty until it has ended.
             batch.steps = -(-batch.steps // 4)
         for sequence in list(self.running):
             if sequence.slot < 0 or not sequence.is_prefilled or (sequence.needs_last_token and sequence.pending):
                 continue
-            left = min(sequence.request.sampling.max_tokens - sequence.generated, self._max_length - sequence.length)
+            left = self._tokens_left(sequence)
             guesses = self._guess(sequence, left - 1) if self._guess and sequence.speculates and left > 1 else []
             if guesses:
                 if self._allocate(sequence, sequence.computed + 1 + len(guesses), batch, settled=settled):
@@ -205,6 +208,13 @@ class Scheduler:
             # None are left while its last token is being computed.
             if count > 0 and self._allocate(sequence, sequence.computed + count, batch, settled=settled):
                 batch.decode.append((sequence, count))
+
+    def _tokens_left(self, sequence: Sequence) -> int:
+        return min(sequence.request.sampling.max_tokens - sequence.generated, self._max_length - sequence.length)
+
+    def _may_admit_soon(self) -> bool:
+        """Returns whether a slot is free, or will be when what is being computed is read."""
+        return bool(self._slots) or any(s.is_prefilled and self._tokens_left(s) <= 0 for s in self.running)
 
     def _serves_prompts_alone(self) -> bool:
         """Returns whether this step may leave decoding out: more sequences wait for their first token than decode."""
