@@ -5,18 +5,20 @@ take follows from it, and the best is planned once more as it will run, unless i
 """
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
+from kanawa.composition.experiment import Composition
 from kanawa.composition.placement import PlacementQuestion
 from kanawa.contracts import GradientStrategy, RematPolicy, Workload
-from kanawa.errors import KanawaError
+from kanawa.errors import KanawaError, ShardingError
 from kanawa.module import Module, count_parameters
 from kanawa.plugins import MeshRule
 from kanawa.status import stage
 
-from kanawa_parallel.divisibility import mesh_problems
+from kanawa_parallel.divisibility import mesh_fits
 from kanawa_parallel.passes import batch_cuts
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind
 from kanawa_parallel.plan.placement.bound import STATE_BYTES, Bound, is_plain
@@ -29,7 +31,7 @@ from kanawa_parallel.plan.placement.choices import (
     slices_of,
     spreads,
 )
-from kanawa_parallel.plan.placement.reason import reason, too_large
+from kanawa_parallel.plan.placement.reason import reason, too_few_rows, too_large
 from kanawa_parallel.plan.placement.remembered import key_of, remembered
 from kanawa_parallel.plan.placement.sketch import Guess, Kept, Sketch
 from kanawa_parallel.plan.quick.estimate import Estimate, estimated, keep, without_collector
@@ -52,10 +54,15 @@ _FULL: Modifier = ("remat", {"policy": "full"})
 _SLICED: Modifier = ("accumulate", {"microbatches": 2})
 
 
+class Unplaceable(ShardingError):
+    """No mesh divides the batch over all devices of the target."""
+
+
 def answer(question: PlacementQuestion) -> MeshRule | None:
     """Returns the rule for a training step; None where the shipped one's plan fits, or where nothing can be planned.
 
-    A shipped rule that pays time for memory stays only where nothing quicker is found.
+    A shipped rule that pays time for memory stays only where nothing quicker is found. Raises Unplaceable, with what
+    would fit, where a batch has too few rows for the target.
     The devices of one divided machine share its memory: no placement of theirs holds more than another.
     """
     if question.target.device.divisible:
@@ -64,6 +71,8 @@ def answer(question: PlacementQuestion) -> MeshRule | None:
         with stage(f"placing for {question.target.selector}"), without_collector():
             placer = _Placer(question)
             return remembered(placer.key, placer.chosen)
+    except Unplaceable:
+        raise
     except KanawaError as error:
         logger.info("nothing was placed: %s", error)
         return None
@@ -77,8 +86,12 @@ def limit_bytes(question: PlacementQuestion) -> int:
 
 def _planned(question: PlacementQuestion, rule: MeshRule) -> Estimate | None:
     """Returns the quick plan of the experiment with a rule; None where it can't be, which composing reports."""
+    return _estimate(lambda: question.composed(rule), rule)
+
+
+def _estimate(composed: Callable[[], Composition], rule: MeshRule) -> Estimate | None:
     try:
-        return estimated(question.composed(rule), _STEP)
+        return estimated(composed(), _STEP)
     except KanawaError as error:
         logger.info("placement: %s refused: %s", dict(rule.mesh), error)
     except Exception as error:  # noqa: BLE001 - a layer of the user's that can't be traced fails in its own run
@@ -162,6 +175,7 @@ class _Placer:
             if bound is None and is_plain(spread):
                 bound = Bound(spread, sketch, self._sets(sketch), self.limit / ROOM, self.parameters)
         if not self.choices:
+            self._refuse_rows()
             return None
         if not self._ordered():
             self.choices = [choice.with_optimizer_away() for choice in self.choices]
@@ -171,6 +185,40 @@ class _Placer:
         if self.best in self.estimates:
             keep(self.estimates[self.best])
         return placed
+
+    def _refuse_rows(self) -> None:
+        """Raises Unplaceable where a batch of more rows could be planned, with how many."""
+        if self.keeps_mesh or not self.rows or (self.question.rule is not None and self._divides(self.question.rule)):
+            return
+        short = [spread for spread in self._spreads() if self.rows % spread.batch_parts]
+        fitting = (s for s in sorted(short, key=lambda s: s.batch_parts) if self._divides(self.rule(s), s.batch_parts))
+        for spread in itertools.islice(fitting, _TRACED):
+            if self._plans(spread, spread.batch_parts):
+                raise Unplaceable(too_few_rows(spread, self.question.target, self.rows))
+
+    def _divides(self, rule: MeshRule, rows: int = 0) -> bool:
+        """Returns whether the sizes divide by a rule's mesh, with a batch of so many rows, by default its own."""
+        target = self.question.target
+        try:
+            config = self._with_rows(rule, rows)
+        except KanawaError:
+            return False
+        return mesh_fits(config, self.model, target.jax_devices, target.slices)
+
+    def _plans(self, spread: Spread, rows: int) -> bool:
+        """Returns whether a step of so many rows can be traced on a mesh."""
+        rule = self.rule(spread, self._full(spread))
+        config = self._with_rows(rule, rows)
+        config.freeze()
+        changed = Composition("placement", config, self.question.target, rule, config.model.build())
+        return _estimate(lambda: changed, rule) is not None
+
+    def _with_rows(self, rule: MeshRule, rows: int) -> Workload.Config:
+        config = cast(Workload.Config, self.question.config(rule))
+        shape = config.batch_shape()
+        if rows and shape is not None:
+            config.set_path(shape.rows_path, rows)
+        return config
 
     def _rule_is_better(self) -> bool:
         """Returns whether a shipped rule that pays time for memory takes hardly longer than the best choice.
@@ -221,14 +269,7 @@ class _Placer:
 
     def _is_usable(self, spread: Spread) -> bool:
         """Returns whether the model's sizes and the batch divide by a mesh, and its layers can be stages."""
-        if self.keeps_mesh:
-            return True
-        target = self.question.target
-        try:
-            config = cast(Workload.Config, self.question.config(self.rule(spread, pipelined(spread))))
-        except KanawaError:
-            return False
-        return not mesh_problems(config, self.model, target.jax_devices, target.slices)
+        return self.keeps_mesh or self._divides(self.rule(spread, pipelined(spread)))
 
     def _of(self, spread: Spread, sketch: Sketch, planned: Estimate) -> list[Choice]:
         """Returns what can be kept and cut on a mesh."""
