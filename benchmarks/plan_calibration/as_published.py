@@ -1,4 +1,4 @@
-"""What published programs do otherwise than ours, each by a flag in its publisher's recipe: no figure is fitted to it."""
+"""What published programs do otherwise than ours, each by a flag of its recipe: no figure is fitted to it."""
 
 import dataclasses
 import re

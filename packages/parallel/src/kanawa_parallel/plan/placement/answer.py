@@ -7,6 +7,7 @@ take follows from it, and the best is planned once more as it will run, unless i
 import dataclasses
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
@@ -152,17 +153,20 @@ class _Placer:
         """Returns the rule of the best choice, or of the one that lacks least; None where the shipped rule's plan fits,
         or where nothing could be planned.
         """
-        if not _pays(self.question.rule) and self._by_rule() is not None:
-            return None
         traced, bound = 0, None
         waiting = self._spreads()
+        asked = self.question.rule is None or _pays(self.question.rule)
+        if not asked and not self._is_of_rule(waiting[0]):
+            asked = True
+            if self._by_rule() is not None:
+                return None
         while waiting and traced < _TRACED:
             best = self._ordered()[:1]
             if traced and not best:
                 # What leaves the most memory first.
                 waiting.sort(key=lambda spread: -spread.shards)
             spread = waiting.pop(0)
-            if bound and best and bound.seconds(spread) >= best[0].guess.seconds * (1 - _ENOUGH):
+            if best and (self._widens_a_loss(spread, best[0]) or (bound and bound.seconds(spread) >= _worth(best[0]))):
                 continue
             usable = self._is_usable(spread)
             planned = _planned(self.question, self.rule(spread, self._full(spread))) if usable else None
@@ -170,6 +174,11 @@ class _Placer:
                 continue
             self.meshes.append(spread)
             sketch = Sketch(planned)
+            if not asked and self._is_of_rule(spread):
+                # Its mesh, with nothing recomputed, holds at least what the layers name.
+                asked = True
+                if self._all_kept(sketch) <= self.limit and self._by_rule() is not None:
+                    return None
             self.choices += self._of(spread, sketch, planned)
             traced += 1
             if bound is None and is_plain(spread):
@@ -235,6 +244,31 @@ class _Placer:
         least = None if self.best is None else self.best.guess.seconds
         return by_rule is not None and (least is None or least > by_rule.seconds * (1 - _ENOUGH))
 
+    def _is_of_rule(self, spread: Spread) -> bool:
+        """Returns whether the shipped rule is a mesh alone, this one."""
+        rule, devices = self.question.rule, self.question.target.jax_devices // self.question.target.slices
+        if rule is None or self.keeps_policy or rule.modifiers != self.carried:
+            return False
+        given = math.prod(size for size in rule.mesh.values() if size != -1)
+        mesh = {name: devices // given if size == -1 else size for name, size in rule.mesh.items()}
+        return (_split(spread.axes), _split(spread.across)) == (_split(mesh), _split(rule.dcn))
+
+    def _all_kept(self, sketch: Sketch) -> float:
+        """Returns the bytes of a device that recomputes nothing of what layers name."""
+        return next(iter(sketch.guesses([Kept(frozenset(sketch.tags))], [1])))[2].memory_bytes
+
+    def _widens_a_loss(self, spread: Spread, best: Choice) -> bool:
+        """Returns whether it splits matmuls further than a traced mesh on which that costs more than it gains.
+
+        What is waited for between matmuls grows with `tensor`, and what it frees of the memory shrinks.
+        """
+        narrower = [s for s in self.meshes if s.narrows(spread)]
+        guesses = (c.guess.seconds for c in self.choices if c.spread in narrower and self._fits(c))
+        return bool(narrower) and best.spread not in narrower and min(guesses, default=0.0) > best.guess.seconds
+
+    def _fits(self, choice: Choice) -> bool:
+        return choice.guess.memory_bytes * ROOM <= self.limit
+
     def _full(self, spread: Spread) -> list[Modifier]:
         """Returns the modifiers with which a mesh is traced."""
         return [*pipelined(spread), *([] if self.keeps_policy else [_FULL])]
@@ -291,17 +325,14 @@ class _Placer:
                 made[at] = dataclasses.replace(one, guess=Guess(planned.times.seconds.total, _memory(planned)))
                 self.known[made[at]] = self.rule(spread, one.modifiers(self.keeps_policy))
                 self.estimates[made[at]] = planned
-        fitting = [choice for choice in made if choice.guess.memory_bytes * ROOM <= self.limit]
+        fitting = [choice for choice in made if self._fits(choice)]
         quickest = sorted(fitting, key=lambda choice: choice.guess.seconds)[:_WORTH]
         smallest = sorted(made, key=lambda choice: choice.guess.memory_bytes)[:_WORTH]
         return list(dict.fromkeys([*quickest, *smallest]))
 
     def _ordered(self) -> list[Choice]:
         """Returns the choices that fit: of those about as quick as the quickest the plainest comes first."""
-        fitting = sorted(
-            (choice for choice in self.choices if choice.guess.memory_bytes * ROOM <= self.limit),
-            key=lambda choice: choice.guess.seconds,
-        )
+        fitting = sorted(filter(self._fits, self.choices), key=lambda choice: choice.guess.seconds)
         least = fitting[0].guess.seconds * (1 + _GAIN) if fitting else 0.0
         near = [choice for choice in fitting if choice.guess.seconds <= least]
         plain = sorted(near, key=lambda choice: (choice.changes, choice.guess.memory_bytes))
@@ -323,11 +354,11 @@ class _Placer:
             if planned is None:
                 continue
             found = Guess(planned.times.seconds.total, _memory(planned))
-            # What a plan takes more than was guessed, others on its mesh take too.
+            # What a plan takes more than was guessed, others take too: of memory those on its mesh.
             slower = max(1.0, found.seconds / choice.guess.seconds)
             larger = found.memory_bytes / choice.guess.memory_bytes if found.memory_bytes * ROOM > self.limit else 1.0
             self.choices = [
-                one.taking(slower, larger) if one.spread == choice.spread and one not in known else one
+                one if one in known else one.taking(slower, larger if one.spread == choice.spread else 1.0)
                 for one in self.choices
             ]
             done = dataclasses.replace(choice, guess=found)
@@ -341,6 +372,11 @@ class _Placer:
         why = too_large(nearest, self.question.target, self.length, self.limit)
         logger.warning("%s", why)
         return _with_reason(self.rule(nearest.spread, nearest.modifiers(self.keeps_policy)), why)
+
+
+def _worth(best: Choice) -> float:
+    """Returns the seconds from which on another mesh isn't worth a trace."""
+    return best.guess.seconds * (1 - _ENOUGH)
 
 
 def _split(axes: Mapping[str, int] | Iterable[tuple[str, int]]) -> dict[str, int]:

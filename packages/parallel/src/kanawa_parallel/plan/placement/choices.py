@@ -63,6 +63,12 @@ class Spread:
             parts *= self.total(name)
         return parts
 
+    def narrows(self, other: "Spread") -> bool:
+        """Returns whether the other mesh differs by a larger `tensor` in place of shards or copies."""
+        plain = PLAIN | {"tensor"}
+        alike = all(name in plain for spread in (self, other) for name, _ in (*spread.axes, *spread.across))
+        return alike and 1 < self.size("tensor") < other.size("tensor")
+
     @property
     def stages(self) -> int:
         """How many stages a pipeline has."""
@@ -182,7 +188,9 @@ def spreads(target: Target, state_bytes: float, experts: int, rows: int = 0) -> 
         made += [Spread(((*axes, ("context", size))), across[0]) for axes in over(devices // size, 1)[:1]]
     for size in (size for size in _TENSOR if few and size <= domain and devices % size == 0):
         # With both, rows are in as many parts as they can be.
-        left = [rest for rest in _divisors(devices) if devices % (rest * size) == 0 and rows % (rest * target.slices) == 0]
+        left = [
+            rest for rest in _divisors(devices) if devices % (rest * size) == 0 and rows % (rest * target.slices) == 0
+        ]
         rest = max(left, default=1)
         made.append(Spread((("fsdp", rest), ("context", devices // (rest * size)), ("tensor", size)), across[0]))
     for size in (size for size in _STAGES if devices % size == 0):

@@ -67,8 +67,7 @@ class Rates:
         return (computing, "compute") if computing >= moving and (own or cycles) else (moving, "memory")
 
     def row_seconds(self, step: Step, walked: Walked) -> float:
-        """Returns what a core takes that gathers rows, or adds them to a table, one after another; 0 for other steps.
-        """
+        """Returns what a core takes that gathers rows or adds them to a table, one after another; 0 for other steps."""
         equation, calibration = step.equation, self.machine.calibration
         clock = self.machine.device.clock_hz
         if not clock or not calibration.row_cycles or not equation.name.startswith(("gather", "scatter")):
