@@ -33,7 +33,7 @@ _QUICK = replace(
     # heads, relays the stack, and copies what it sends away.
     kept_passes={"heads": 22.0, "heads_offloaded": 45.0, "offloaded": 6.0},
     network_latency_seconds=4e-4,
-    # By eight published steps of five mixtures (docs/results/plan-accuracy.md): rows that TensorCores gather or add up.
+    # By five published steps of four mixtures (docs/results/plan-accuracy.md).
     row_cycles=5.5,
 )
 #: Published programs of v7x gather from larger tables on the SparseCores; libtpu 0.0.52 leaves one of 0.7 MB alone.
