@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from as_published import calibrated, gather_narrow
 from kanawa.errors import KanawaError
 from kanawa.plugins import Calibration
 from kanawa_parallel.plan.cost.work import Seconds
@@ -96,7 +97,8 @@ class Traced:
         times = self.estimate.times
         alone = times.alone if isinstance(times, PipelineTimes) else times
         self._walked, self._memory, self.rates = alone.walked, alone.memory, alone.rates
-        self.shipped = self.rates.machine.calibration
+        gather_narrow(row, self._walked)
+        self.shipped = calibrated(row, self.rates.machine.calibration)
 
     def seconds(self, calibration: Calibration) -> Seconds:
         """Returns the parts of the step at a calibration."""

@@ -5,8 +5,9 @@ changed and with which the size changes is where the size comes from. That costs
 tried, and happens only when something doesn't fit.
 """
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import kanawa as kn
@@ -47,9 +48,19 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
 
     `model` is what `config.model` builds.
     """
+    return [sentence() for sentence in _problems(config, model, devices, slices)]
+
+
+def mesh_fits(config: Workload.Config, model: kn.Module, devices: int, slices: int = 1) -> bool:
+    """Returns whether `mesh_problems` would find nothing, without looking for the fields to blame."""
+    return next(_problems(config, model, devices, slices), None) is None
+
+
+def _problems(config: Workload.Config, model: kn.Module, devices: int, slices: int) -> Iterator[Callable[[], str]]:
+    """Yields what makes the sentence of each problem: to find a field to blame takes builds of the model."""
     execution = config.execution
     if execution.mesh is None:
-        return []
+        return
     problems, shape = _mesh_shape(execution.mesh, devices, slices)
     with blamed(execution, "execution"):
         strategies = [strategy.build() for strategy in execution.strategies]
@@ -57,18 +68,19 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
     activations: Rules = tuple(rule for s in strategies for rule in s.activation_rules())
     problems += _unused(shape, params + activations)
     problems += _order(shape, activations)
+    for sentence in problems:
+        yield functools.partial(str, sentence)
     parameters: dict[_Cause, list[_Dimension]] = {}
     for cause, dimension in _param_uses(model, params, shape):
         parameters.setdefault(cause, []).append(dimension)
     for cause, dimensions in parameters.items():
         if cause.size % _parts(cause, shape):
-            problems.append(_indivisible(cause, shape, _size_fields(config, dimensions)))
-    problems += _uneven_cuts(config, model)
-    problems += _runs(model, shape.get("stage", 1))
+            yield functools.partial(_indivisible_parameter, config, cause, shape, dimensions)
+    for sentence in (*_uneven_cuts(config, model), *_runs(model, shape.get("stage", 1))):
+        yield functools.partial(str, sentence)
     for cause, path in _batch_uses(config, model, activations, shape):
         if cause.size % _parts(cause, shape):
-            problems.append(_indivisible(cause, shape, [path]))
-    return problems
+            yield functools.partial(_indivisible, cause, shape, [path])
 
 
 def _mesh_shape(cfg: Any, devices: int, slices: int) -> tuple[list[str], dict[str, int]]:
@@ -188,6 +200,12 @@ def _indivisible(cause: _Cause, shape: Mapping[str, int], paths: list[str]) -> s
         what = f"{shown}: {axis} is {size}, which {sizes} doesn't divide"
     choices = f"{_AXES}.{last} may be {', '.join(map(str, valid[:12]))}" if valid else f"change {', '.join(names)}"
     return f"{what}; {choices}, or make it a multiple of {parts}"
+
+
+def _indivisible_parameter(
+    config: Workload.Config, cause: _Cause, shape: Mapping[str, int], dimensions: Sequence[_Dimension]
+) -> str:
+    return _indivisible(cause, shape, _size_fields(config, dimensions))
 
 
 def _size_fields(config: Workload.Config, dimensions: Sequence[_Dimension]) -> list[str]:

@@ -61,7 +61,10 @@ class ExecutionConfig(Config):
 
 
 class BatchShape(NamedTuple):
-    """Rows of a training batch and positions of a row, and the config paths of the fields that set them."""
+    """Rows of a training batch and positions of a row, and the config paths of the fields that set them.
+
+    A row that isn't of tokens counts as one position.
+    """
 
     rows: int
     length: int
@@ -98,7 +101,7 @@ class Workload(Configurable):
         execution: ExecutionConfig = ExecutionConfig()
 
         def batch_shape(self) -> BatchShape | None:
-            """Returns the shape of a training batch; None where batches aren't rows of positions."""
+            """Returns the shape of a training batch; None where batches have no rows."""
             return None
 
         def rollout_shape(self) -> RolloutShape | None:

@@ -210,6 +210,8 @@ class Calibration:
             "heads" where its heads are a dimension, which kernels lay out otherwise than a stack of layers does,
             "heads_offloaded" where that goes to the host's memory, and "offloaded" for any other that does.
         network_latency_seconds: of one hop of a sum between domains, which ends a loop's iteration.
+        row_cycles: of the clock, for 128 elements of a row that a core gathers or adds to a table, one after another.
+        row_table_bytes: of a table above which other cores do that at the memory's bandwidth; 0 without such cores.
         traced: the same of traced programs by DeviceSpec name, where those were fitted apart from compiled ones.
         interval: the least and the most that a step takes, as multiples of the planned time.
         steps: what it was fitted on; the held-in steps.
@@ -232,6 +234,8 @@ class Calibration:
     quantising_share: float = 1.0
     kept_passes: Mapping[str, float] = field(default_factory=dict, hash=False)
     network_latency_seconds: float = 0.0
+    row_cycles: float = 0.0
+    row_table_bytes: float = 0.0
     traced: Mapping[str, Calibration] = field(default_factory=dict, hash=False)
     interval: tuple[float, float] = (1.0, 2.5)
     steps: tuple[FittedStep, ...] = ()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import kanawa as kn
 import pytest
@@ -104,6 +105,17 @@ def test_what_can_not_fit_says_what_would(unplaced_job, caplog):
     remembered._ANSWERS.clear()
     composition = compose("plan-job", "tight-2", [], ["model.input_dim=512"])
     assert "nothing fits tight-2: the nearest" in composition.rule.reason and "what would: about tight-" in caplog.text
+
+
+def test_too_few_rows_for_every_mesh_say_how_many_would_do_and_on_how_many_devices(unplaced_job):
+    remembered._ANSWERS.clear()
+    with pytest.raises(placement.Unplaceable) as refused:
+        compose("plan-job", "box-256", [], ["batch_size=2", "length=8"])
+    text = str(refused.value)
+    rows, selector = re.search(r"what would fit: batch_size=(\d+), or (box-\d+)", text).groups()
+    assert "batch_size is 2, and no mesh splits a step over the 256 devices of box-256" in text
+    assert compose("plan-job", "box-256", [], [f"batch_size={rows}", "length=8"]).rule
+    assert compose("plan-job", selector, [], ["batch_size=2", "length=8"]).rule
 
 
 def test_meshes_are_tried_by_domains_and_only_those_that_a_model_can_use(unplaced_job):

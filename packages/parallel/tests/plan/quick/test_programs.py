@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kanawa.kernels.choice import scope_name
-from kanawa.plugins import DeviceSpec
+from kanawa.plugins import Calibration, DeviceSpec
 from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
@@ -113,6 +113,27 @@ def test_what_stands_around_a_kernels_call_is_no_call_of_it():
     )  # fmt: skip
     rates = Rates(Machine(device, Links.of_devices(device, None, 1), costs))
     assert sum(work.flops for work in Roofline(scope, Memory(scope), rates).work) == 0
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_rows_that_a_core_gathers_or_adds_up_take_cycles_each_unless_other_cores_do(adds):
+    """A row of 200 elements takes twice the cycles of 128; with other cores the memory's bandwidth is the limit."""
+
+    def take(table, rows, places):
+        return table.at[places].add(rows) if adds else jnp.take(table, places, axis=0) * rows
+
+    arguments = array(64, 200), array(ROWS, 200), jax.ShapeDtypeStruct((ROWS,), jnp.int32)
+    scope = walked(take, *arguments)
+    device = DeviceSpec(
+        name="swift", platform="abacus", peak_flops={"float32": 1e9}, memory_bytes=1, memory_bandwidth=1e15,
+        link_bandwidth=1, network_bandwidth=1, chips_per_host=1, source="made up", clock_hz=1e6,
+    )  # fmt: skip
+    links, seconds = Links.of_devices(device, None, 1), {}
+    for room in (0.0, 64 * 200 * 4.0, 64 * 200 * 4.0 - 1):
+        rates = Rates(Machine(device, links, calibration=Calibration(row_cycles=5.0, row_table_bytes=room)))
+        seconds[room] = Roofline(scope, Memory(scope), rates).seconds.total
+    alone, small, large = seconds.values()
+    assert alone == small == pytest.approx(ROWS * 2 * 5.0 / 1e6, rel=1e-3) and large < alone / 1000
 
 
 def moved(scope):

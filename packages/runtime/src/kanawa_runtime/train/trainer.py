@@ -98,16 +98,14 @@ class Trainer(Workload):
             """Returns the data, drawn by the run's seed where theirs isn't pinned."""
             return self.data.seeded(self.seed)
 
-        def batch_shape(self) -> BatchShape | None:
-            """Returns the rows of a step's batch and the tokens of a row; None for rows that aren't of tokens."""
-            if not _has_tokens(self.data):
-                return None
-            return BatchShape(self.batch_size, self.data.sequence_length)
+        def batch_shape(self) -> BatchShape:
+            """Returns the rows of a step's batch and the tokens of a row; a row of anything else is one position."""
+            return BatchShape(self.batch_size, self.data.sequence_length if _has_tokens(self.data) else 1)
 
         def rollout_shape(self) -> RolloutShape | None:
             """Returns what the rollouts draw for a batch."""
             shape = self.batch_shape()
-            return None if self.rollouts is None or shape is None else self.rollouts.shape(shape.rows, shape.length)
+            return None if self.rollouts is None else self.rollouts.shape(shape.rows, shape.length)
 
         def check(self) -> list[str]:
             """Returns what of the rollouts doesn't fit a batch."""

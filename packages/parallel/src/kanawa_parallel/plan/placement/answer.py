@@ -5,18 +5,21 @@ take follows from it, and the best is planned once more as it will run, unless i
 """
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
+from kanawa.composition.experiment import Composition
 from kanawa.composition.placement import PlacementQuestion
 from kanawa.contracts import GradientStrategy, RematPolicy, Workload
-from kanawa.errors import KanawaError
+from kanawa.errors import KanawaError, ShardingError
 from kanawa.module import Module, count_parameters
 from kanawa.plugins import MeshRule
 from kanawa.status import stage
 
-from kanawa_parallel.divisibility import mesh_problems
+from kanawa_parallel.divisibility import mesh_fits
 from kanawa_parallel.passes import batch_cuts
 from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind
 from kanawa_parallel.plan.placement.bound import STATE_BYTES, Bound, is_plain
@@ -29,7 +32,7 @@ from kanawa_parallel.plan.placement.choices import (
     slices_of,
     spreads,
 )
-from kanawa_parallel.plan.placement.reason import reason, too_large
+from kanawa_parallel.plan.placement.reason import reason, too_few_rows, too_large
 from kanawa_parallel.plan.placement.remembered import key_of, remembered
 from kanawa_parallel.plan.placement.sketch import Guess, Kept, Sketch
 from kanawa_parallel.plan.quick.estimate import Estimate, estimated, keep, without_collector
@@ -52,10 +55,15 @@ _FULL: Modifier = ("remat", {"policy": "full"})
 _SLICED: Modifier = ("accumulate", {"microbatches": 2})
 
 
+class Unplaceable(ShardingError):
+    """No mesh divides the batch over all devices of the target."""
+
+
 def answer(question: PlacementQuestion) -> MeshRule | None:
     """Returns the rule for a training step; None where the shipped one's plan fits, or where nothing can be planned.
 
-    A shipped rule that pays time for memory stays only where nothing quicker is found.
+    A shipped rule that pays time for memory stays only where nothing quicker is found. Raises Unplaceable, with what
+    would fit, where a batch has too few rows for the target.
     The devices of one divided machine share its memory: no placement of theirs holds more than another.
     """
     if question.target.device.divisible:
@@ -64,6 +72,8 @@ def answer(question: PlacementQuestion) -> MeshRule | None:
         with stage(f"placing for {question.target.selector}"), without_collector():
             placer = _Placer(question)
             return remembered(placer.key, placer.chosen)
+    except Unplaceable:
+        raise
     except KanawaError as error:
         logger.info("nothing was placed: %s", error)
         return None
@@ -77,8 +87,12 @@ def limit_bytes(question: PlacementQuestion) -> int:
 
 def _planned(question: PlacementQuestion, rule: MeshRule) -> Estimate | None:
     """Returns the quick plan of the experiment with a rule; None where it can't be, which composing reports."""
+    return _estimate(lambda: question.composed(rule), rule)
+
+
+def _estimate(composed: Callable[[], Composition], rule: MeshRule) -> Estimate | None:
     try:
-        return estimated(question.composed(rule), _STEP)
+        return estimated(composed(), _STEP)
     except KanawaError as error:
         logger.info("placement: %s refused: %s", dict(rule.mesh), error)
     except Exception as error:  # noqa: BLE001 - a layer of the user's that can't be traced fails in its own run
@@ -139,17 +153,20 @@ class _Placer:
         """Returns the rule of the best choice, or of the one that lacks least; None where the shipped rule's plan fits,
         or where nothing could be planned.
         """
-        if not _pays(self.question.rule) and self._by_rule() is not None:
-            return None
         traced, bound = 0, None
         waiting = self._spreads()
+        asked = self.question.rule is None or _pays(self.question.rule)
+        if not asked and not self._is_of_rule(waiting[0]):
+            asked = True
+            if self._by_rule() is not None:
+                return None
         while waiting and traced < _TRACED:
             best = self._ordered()[:1]
             if traced and not best:
                 # What leaves the most memory first.
                 waiting.sort(key=lambda spread: -spread.shards)
             spread = waiting.pop(0)
-            if bound and best and bound.seconds(spread) >= best[0].guess.seconds * (1 - _ENOUGH):
+            if best and (self._widens_a_loss(spread, best[0]) or (bound and bound.seconds(spread) >= _worth(best[0]))):
                 continue
             usable = self._is_usable(spread)
             planned = _planned(self.question, self.rule(spread, self._full(spread))) if usable else None
@@ -157,11 +174,17 @@ class _Placer:
                 continue
             self.meshes.append(spread)
             sketch = Sketch(planned)
+            if not asked and self._is_of_rule(spread):
+                # Its mesh, with nothing recomputed, holds at least what the layers name.
+                asked = True
+                if self._all_kept(sketch) <= self.limit and self._by_rule() is not None:
+                    return None
             self.choices += self._of(spread, sketch, planned)
             traced += 1
             if bound is None and is_plain(spread):
                 bound = Bound(spread, sketch, self._sets(sketch), self.limit / ROOM, self.parameters)
         if not self.choices:
+            self._refuse_rows()
             return None
         if not self._ordered():
             self.choices = [choice.with_optimizer_away() for choice in self.choices]
@@ -171,6 +194,40 @@ class _Placer:
         if self.best in self.estimates:
             keep(self.estimates[self.best])
         return placed
+
+    def _refuse_rows(self) -> None:
+        """Raises Unplaceable where a batch of more rows could be planned, with how many."""
+        if self.keeps_mesh or not self.rows or (self.question.rule is not None and self._divides(self.question.rule)):
+            return
+        short = [spread for spread in self._spreads() if self.rows % spread.batch_parts]
+        fitting = (s for s in sorted(short, key=lambda s: s.batch_parts) if self._divides(self.rule(s), s.batch_parts))
+        for spread in itertools.islice(fitting, _TRACED):
+            if self._plans(spread, spread.batch_parts):
+                raise Unplaceable(too_few_rows(spread, self.question.target, self.rows))
+
+    def _divides(self, rule: MeshRule, rows: int = 0) -> bool:
+        """Returns whether the sizes divide by a rule's mesh, with a batch of so many rows, by default its own."""
+        target = self.question.target
+        try:
+            config = self._with_rows(rule, rows)
+        except KanawaError:
+            return False
+        return mesh_fits(config, self.model, target.jax_devices, target.slices)
+
+    def _plans(self, spread: Spread, rows: int) -> bool:
+        """Returns whether a step of so many rows can be traced on a mesh."""
+        rule = self.rule(spread, self._full(spread))
+        config = self._with_rows(rule, rows)
+        config.freeze()
+        changed = Composition("placement", config, self.question.target, rule, config.model.build())
+        return _estimate(lambda: changed, rule) is not None
+
+    def _with_rows(self, rule: MeshRule, rows: int) -> Workload.Config:
+        config = cast(Workload.Config, self.question.config(rule))
+        shape = config.batch_shape()
+        if rows and shape is not None:
+            config.set_path(shape.rows_path, rows)
+        return config
 
     def _rule_is_better(self) -> bool:
         """Returns whether a shipped rule that pays time for memory takes hardly longer than the best choice.
@@ -186,6 +243,31 @@ class _Placer:
         by_rule = self._by_rule()
         least = None if self.best is None else self.best.guess.seconds
         return by_rule is not None and (least is None or least > by_rule.seconds * (1 - _ENOUGH))
+
+    def _is_of_rule(self, spread: Spread) -> bool:
+        """Returns whether the shipped rule is a mesh alone, this one."""
+        rule, devices = self.question.rule, self.question.target.jax_devices // self.question.target.slices
+        if rule is None or self.keeps_policy or rule.modifiers != self.carried:
+            return False
+        given = math.prod(size for size in rule.mesh.values() if size != -1)
+        mesh = {name: devices // given if size == -1 else size for name, size in rule.mesh.items()}
+        return (_split(spread.axes), _split(spread.across)) == (_split(mesh), _split(rule.dcn))
+
+    def _all_kept(self, sketch: Sketch) -> float:
+        """Returns the bytes of a device that recomputes nothing of what layers name."""
+        return next(iter(sketch.guesses([Kept(frozenset(sketch.tags))], [1])))[2].memory_bytes
+
+    def _widens_a_loss(self, spread: Spread, best: Choice) -> bool:
+        """Returns whether it splits matmuls further than a traced mesh on which that costs more than it gains.
+
+        What is waited for between matmuls grows with `tensor`, and what it frees of the memory shrinks.
+        """
+        narrower = [s for s in self.meshes if s.narrows(spread)]
+        guesses = (c.guess.seconds for c in self.choices if c.spread in narrower and self._fits(c))
+        return bool(narrower) and best.spread not in narrower and min(guesses, default=0.0) > best.guess.seconds
+
+    def _fits(self, choice: Choice) -> bool:
+        return choice.guess.memory_bytes * ROOM <= self.limit
 
     def _full(self, spread: Spread) -> list[Modifier]:
         """Returns the modifiers with which a mesh is traced."""
@@ -221,14 +303,7 @@ class _Placer:
 
     def _is_usable(self, spread: Spread) -> bool:
         """Returns whether the model's sizes and the batch divide by a mesh, and its layers can be stages."""
-        if self.keeps_mesh:
-            return True
-        target = self.question.target
-        try:
-            config = cast(Workload.Config, self.question.config(self.rule(spread, pipelined(spread))))
-        except KanawaError:
-            return False
-        return not mesh_problems(config, self.model, target.jax_devices, target.slices)
+        return self.keeps_mesh or self._divides(self.rule(spread, pipelined(spread)))
 
     def _of(self, spread: Spread, sketch: Sketch, planned: Estimate) -> list[Choice]:
         """Returns what can be kept and cut on a mesh."""
@@ -250,17 +325,14 @@ class _Placer:
                 made[at] = dataclasses.replace(one, guess=Guess(planned.times.seconds.total, _memory(planned)))
                 self.known[made[at]] = self.rule(spread, one.modifiers(self.keeps_policy))
                 self.estimates[made[at]] = planned
-        fitting = [choice for choice in made if choice.guess.memory_bytes * ROOM <= self.limit]
+        fitting = [choice for choice in made if self._fits(choice)]
         quickest = sorted(fitting, key=lambda choice: choice.guess.seconds)[:_WORTH]
         smallest = sorted(made, key=lambda choice: choice.guess.memory_bytes)[:_WORTH]
         return list(dict.fromkeys([*quickest, *smallest]))
 
     def _ordered(self) -> list[Choice]:
         """Returns the choices that fit: of those about as quick as the quickest the plainest comes first."""
-        fitting = sorted(
-            (choice for choice in self.choices if choice.guess.memory_bytes * ROOM <= self.limit),
-            key=lambda choice: choice.guess.seconds,
-        )
+        fitting = sorted(filter(self._fits, self.choices), key=lambda choice: choice.guess.seconds)
         least = fitting[0].guess.seconds * (1 + _GAIN) if fitting else 0.0
         near = [choice for choice in fitting if choice.guess.seconds <= least]
         plain = sorted(near, key=lambda choice: (choice.changes, choice.guess.memory_bytes))
@@ -282,11 +354,11 @@ class _Placer:
             if planned is None:
                 continue
             found = Guess(planned.times.seconds.total, _memory(planned))
-            # What a plan takes more than was guessed, others on its mesh take too.
+            # What a plan takes more than was guessed, others take too: of memory those on its mesh.
             slower = max(1.0, found.seconds / choice.guess.seconds)
             larger = found.memory_bytes / choice.guess.memory_bytes if found.memory_bytes * ROOM > self.limit else 1.0
             self.choices = [
-                one.taking(slower, larger) if one.spread == choice.spread and one not in known else one
+                one if one in known else one.taking(slower, larger if one.spread == choice.spread else 1.0)
                 for one in self.choices
             ]
             done = dataclasses.replace(choice, guess=found)
@@ -300,6 +372,11 @@ class _Placer:
         why = too_large(nearest, self.question.target, self.length, self.limit)
         logger.warning("%s", why)
         return _with_reason(self.rule(nearest.spread, nearest.modifiers(self.keeps_policy)), why)
+
+
+def _worth(best: Choice) -> float:
+    """Returns the seconds from which on another mesh isn't worth a trace."""
+    return best.guess.seconds * (1 - _ENOUGH)
 
 
 def _split(axes: Mapping[str, int] | Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from kanawa_parallel.remat.policies import OffloadNames, SaveNames
 #: A catalogued modifier and its arguments.
 Modifier = tuple[str, Mapping[str, Any]]
 #: Beyond this a tensor-parallel group's collectives outlast its matmuls on every link there is.
-_WIDEST_TENSOR = 16
+_TENSOR = (2, 4, 8, 16)
 #: Axes that split rows and parameters alone.
 PLAIN = frozenset(("data", "fsdp"))
 _STAGES = (2, 4, 8, 16)
@@ -54,6 +54,20 @@ class Spread:
     def total(self, axis: str) -> int:
         """In how many parts an axis is, slices included."""
         return self.size(axis) * dict(self.across).get(axis, 1)
+
+    @property
+    def batch_parts(self) -> int:
+        """In how many parts a batch's rows are."""
+        parts = 1
+        for name in ("replica", "data", "fsdp", "expert"):
+            parts *= self.total(name)
+        return parts
+
+    def narrows(self, other: "Spread") -> bool:
+        """Returns whether the other mesh differs by a larger `tensor` in place of shards or copies."""
+        plain = PLAIN | {"tensor"}
+        alike = all(name in plain for spread in (self, other) for name, _ in (*spread.axes, *spread.across))
+        return alike and 1 < self.size("tensor") < other.size("tensor")
 
     @property
     def stages(self) -> int:
@@ -164,13 +178,21 @@ def spreads(target: Target, state_bytes: float, experts: int, rows: int = 0) -> 
     fits = [size for size in _divisors(devices) if experts % size == 0 and size <= domain and size**2 <= 8 * devices]
     for size in fits[-1:] + [size for size in fits if size * 4 == fits[-1]]:
         inside += [(*axes, ("expert", size)) for axes in over(devices // size, size)[:1]]
-    for size in (2, 4, 8, _WIDEST_TENSOR):
+    for size in _TENSOR:
         if size <= domain and devices % size == 0:
             inside += [(*axes, ("tensor", size)) for axes in over(devices // size, size)[:1]]
     across = [(("data", target.slices),), (("fsdp", target.slices),)] if target.slices > 1 else [()]
     made = [Spread(axes, between) for between in across for axes in inside]
-    for size in (2**n for n in range(1, devices.bit_length()) if devices % 2**n == 0 and rows < target.jax_devices):
-        made += [Spread(((*axes, ("context", size))), across[0]) for axes in over(devices // size, 1)[:1] if rows]
+    few = 0 < rows < target.jax_devices
+    for size in (2**n for n in range(1, devices.bit_length()) if devices % 2**n == 0 and few):
+        made += [Spread(((*axes, ("context", size))), across[0]) for axes in over(devices // size, 1)[:1]]
+    for size in (size for size in _TENSOR if few and size <= domain and devices % size == 0):
+        # With both, rows are in as many parts as they can be.
+        left = [
+            rest for rest in _divisors(devices) if devices % (rest * size) == 0 and rows % (rest * target.slices) == 0
+        ]
+        rest = max(left, default=1)
+        made.append(Spread((("fsdp", rest), ("context", devices // (rest * size)), ("tensor", size)), across[0]))
     for size in (size for size in _STAGES if devices % size == 0):
         (axes,) = over(devices // size, size)[:1]
         replicas = target.jax_devices // size

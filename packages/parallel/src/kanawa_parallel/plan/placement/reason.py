@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kanawa.composition.target import Target
 
-from kanawa_parallel.plan.placement.choices import Choice
+from kanawa_parallel.plan.placement.choices import Choice, Spread
 from kanawa_parallel.plan.report.units import format_bytes, format_seconds
 from kanawa_parallel.plan.search.evaluate import ROOM
 
@@ -40,6 +40,20 @@ def too_large(nearest: Choice, target: Target, length: int, limit: int) -> str:
     if shorter > 0:
         ways.append(f"rows of {shorter:,} tokens instead of {length:,}")
     return f"{text}; what would: {' or '.join(ways)}"
+
+
+def too_few_rows(nearest: Spread, target: Target, rows: int) -> str:
+    """Returns why a batch has too few rows for every mesh, and what would fit: more rows, or fewer chips.
+
+    `nearest` is the mesh that divides the model's sizes and splits rows least.
+    """
+    parts = nearest.batch_parts
+    fewer = math.gcd(rows, parts)
+    text = (
+        f"batch_size is {rows}, and no mesh splits a step over the {target.jax_devices} devices of {target.selector} "
+        f"with so many rows: the nearest, {nearest}, needs a multiple of {parts}"
+    )
+    return f"{text}; what would fit: batch_size={-(-rows // parts) * parts}, or {_selector(target, fewer / parts)}"
 
 
 def _selector(target: Target, times: float) -> str:

@@ -20,6 +20,7 @@ _SLICES = frozenset(("slice", "dynamic_slice", "gather", "split"))
 #: Always a step of its own, though shapes may be alike.
 _OWN = frozenset(
     ("dot_general", "cumsum", "cumlogsumexp", "cummax", "cumprod", "sort", "ppermute", "fft", "rng_bit_generator")
+    + ("gather", "scatter", "scatter-add")
 )
 
 

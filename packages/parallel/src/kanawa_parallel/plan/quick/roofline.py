@@ -21,7 +21,7 @@ from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
 from kanawa_parallel.plan.quick.buffers import Memory
 from kanawa_parallel.plan.quick.equations import Equation, Value, scan_parts
-from kanawa_parallel.plan.quick.layout import Move, count_parts, local_bytes
+from kanawa_parallel.plan.quick.layout import Move, count_parts, local_bytes, local_shape
 from kanawa_parallel.plan.quick.walk import Step, Walked, flops
 
 #: The slot of a weight's form, in which operands are brought into its format.
@@ -31,6 +31,8 @@ _HOST = "host"
 _SENT_ON = "ppermute"
 #: What takes long enough that a collective is worth running beside it; loops and branches do too.
 _HEAVY = frozenset(("dot_general", "pallas_call", "gather"))
+#: Elements of a row that a core handles at once.
+_LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,28 @@ class Rates:
             computing = cycles / self.machine.device.clock_hz
         moving = moved / (self.machine.memory_bandwidth * self.memory_factor)
         return (computing, "compute") if computing >= moving and (own or cycles) else (moving, "memory")
+
+    def row_seconds(self, step: Step, walked: Walked) -> float:
+        """Returns what a core takes that gathers rows or adds them to a table, one after another; 0 for other steps."""
+        equation, calibration = step.equation, self.machine.calibration
+        clock = self.machine.device.clock_hz
+        if not clock or not calibration.row_cycles or not equation.name.startswith(("gather", "scatter")):
+            return 0.0
+        if equation.name == "gather":
+            rows, dims = equation.outputs[0], equation.params["dimension_numbers"].offset_dims
+            layout = walked.layouts[rows]
+        else:
+            rows, dims = equation.inputs[2], equation.params["dimension_numbers"].update_window_dims
+            layout = step.inputs[2]
+        table = equation.inputs[0]
+        if rows is None or table is None:
+            return 0.0
+        if 0 < calibration.row_table_bytes < local_bytes(table, step.inputs[0], walked.mesh):
+            return 0.0
+        shape = local_shape(rows, layout, walked.mesh)
+        width = math.prod(shape[at] for at in dims)
+        cycles = math.prod(shape) / max(1, width) * math.ceil(width / _LANES) * calibration.row_cycles
+        return cycles / clock
 
     def _peak(self, step: Step | None) -> float:
         """Returns the FLOP/s that a step reaches."""
@@ -187,6 +211,8 @@ class Roofline:
             if step is not None and each.path == step.equation.path and each.heavy:
                 own = self.rates.flops(step, self.walked.mesh)
             seconds, bound = self.rates.seconds(step if each.heavy else None, own, each.bytes, each.path)
+            if step is not None and each.heavy:
+                seconds = max(seconds, self.rates.row_seconds(step, self.walked))
             runs = self.runs
             yield each.step, Work(each.path, runs, own * runs, each.bytes * runs, seconds * runs), bound
 
