@@ -6,11 +6,15 @@ Three times as much disk is needed: the text, and its shards as uint16. Both are
 """
 
 import argparse
+import contextlib
+import multiprocessing
 import os
 import re
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from data_pipeline import BATCH, LENGTH, texts_to_write, write_corpus
@@ -19,10 +23,37 @@ PARTS = (0.1, 0.2, 0.5, 1.0)
 _GROUP_ROWS = 1 << 15
 
 
-def memory_megabytes(field: str) -> float:
-    """Returns what Linux says of this process: VmRSS, VmHWM (its peak), RssAnon."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+def memory_megabytes(field: str, process: str = "self") -> float:
+    """Returns what Linux says of a process: VmRSS, VmHWM (its peak), RssAnon; 0 of one that has ended."""
+    with contextlib.suppress(OSError):
+        found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc", process, "status").read_text())
+        return int(found[1]) / 1024 if found else 0.0
+    return 0.0
+
+
+class Encoders(threading.Thread):
+    """Looks every half second at the memory of the processes that this one has started."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most_processes, self.most_megabytes, self.most_of_all = 0, 0.0, 0.0
+
+    def run(self) -> None:
+        """Looks until the program ends."""
+        while True:
+            listed = (task.read_text().split() for task in Path("/proc/self/task").glob("*/children"))
+            with contextlib.suppress(OSError):
+                # One that doesn't run a program of its own yet still shows this one's memory.
+                children = [child for each in listed for child in each if _command(child) != _command("self")]
+                own = sum(memory_megabytes("RssAnon", child) for child in children)
+                self.most_processes = max(self.most_processes, len(children))
+                self.most_megabytes = max(self.most_megabytes, own)
+                self.most_of_all = max(self.most_of_all, own + memory_megabytes("RssAnon"))
+            time.sleep(0.5)
+
+
+def _command(process: str) -> bytes:
+    return Path("/proc", process, "cmdline").read_bytes()
 
 
 def show(what: str, began: float) -> None:
@@ -71,14 +102,20 @@ def main() -> None:
         os.environ["KANAWA_CACHE"] = str(Path(folder, "cache"))
         name = "text.parquet" if args.parquet else "text.jsonl"
         write = write_parquet if args.parquet else write_corpus
-        documents = write(Path(folder, name), int(args.gigabytes * 1024))
+        # By another process, so that this one's memory is that of reading.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as writer:
+            documents = writer.submit(write, Path(folder, name), int(args.gigabytes * 1024)).result()
         show(f"{args.gigabytes} GB, {documents:,} documents", began)
         kind = RecordTexts if args.parquet else JsonLines
         corpus = kind.Config(files=(name,), root=folder, validation_one_in=0)
         cfg = TextSource.Config(corpus=corpus, tokenizer=ByteTokenizer.Config(), sequence_length=LENGTH, epochs=1)
         source = cfg.build()
+        encoders = Encoders()
+        encoders.start()
         assert source.content_digest  # noqa: S101
         show("read and encoded", began)
+        most = f"{encoders.most_processes} processes encoded: own at most {encoders.most_megabytes:.0f} MB"
+        sys.stdout.write(f"{most}, with this one {encoders.most_of_all:.0f} MB\n")
         rows = source.num_rows or 0
         show("rows planned", began)
         ends = [int(rows * part) // BATCH for part in PARTS[:-1]]

@@ -62,7 +62,8 @@ class Pipeline(Protocol):
         """Returns an attempt that goes on from a state, or from the beginning with None."""
 
     # A pipeline that ends with its first exhausted source has `ends_early`: what counts as skipped is then an id that
-    # comes before another of its source, in the order of an attempt that is never killed.
+    # comes before another of its source, in the order of an attempt that is never killed. `early_kills` is the share of
+    # attempts that are killed before their first step, while a pipeline starts.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,8 @@ def run(
             weights = dict(zip(SHARES, (cuts[0] / 20, (cuts[1] - cuts[0]) / 20, (20 - cuts[1]) / 20), strict=True))
         session = pipeline.open(hosts, weights, state, draw)
         last = killed == kills
-        for _ in range(10**9 if last else draw.randint(0, 2)):
+        early = not last and draw.random() < getattr(pipeline, "early_kills", 0.0)
+        for _ in range(10**9 if last else 0 if early else draw.randint(0, 2)):
             ids = session.step()
             if ids is None:
                 ended = True
@@ -98,7 +100,7 @@ def run(
             seen.update(ids)
             state = session.state()
         # Read, trained on and lost: no checkpoint knows of it.
-        for _ in range(0 if last or ended else draw.randint(0, 2)):
+        for _ in range(0 if last or ended or early else draw.randint(0, 2)):
             session.step()
         session.close()
         killed += not ended

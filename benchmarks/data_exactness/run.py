@@ -40,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tool")
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--drills", type=int, default=1, help="so many drills of so many kills, each of other draws")
     parser.add_argument("--only", choices=list(CHANGES), help="one column of the table")
     arguments = parser.parse_args()
     module = importlib.import_module(f"with_{arguments.tool}")
@@ -49,13 +50,15 @@ def main() -> None:
     for change, (hosts, weights) in CHANGES.items():
         if arguments.only not in (None, change):
             continue
-        for name, pipeline, data in module.pipelines(arguments.kills):
+        drills = ((seed, *each) for seed in range(arguments.drills) for each in module.pipelines(arguments.kills))
+        for seed, name, pipeline, data in drills:
             began = time.perf_counter()
             row = {"pipeline": name, "change": change}
             try:
                 kills = 0 if change == "no kill" else arguments.kills
-                found = drill.run(pipeline, data, kills=kills, change_hosts=hosts, change_weights=weights)
+                found = drill.run(pipeline, data, kills=kills, change_hosts=hosts, change_weights=weights, seed=seed)
                 row |= dataclasses.asdict(found)
+                row |= {"killed_in": dict(pipeline.killed_in)} if hasattr(pipeline, "killed_in") else {}
             except Exception as error:  # noqa: BLE001 - what a tool refuses is a result
                 row["refused"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             _write({**row, "seconds": round(time.perf_counter() - began, 1)})

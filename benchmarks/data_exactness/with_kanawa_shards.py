@@ -2,15 +2,20 @@
 
 Documents are lines of JSON Lines, whose words are the ids. They are encoded into shards of a few kB, by this process or
 by workers, while rows are read or before; threads, read-ahead and workers are drawn each attempt. Some attempts find
-a shard removed, or damaged, and every sign of what earlier ones had encoded gone.
+a shard removed, or damaged, what was found of the files forgotten, or every sign of what earlier ones had encoded gone.
+Half of the attempts are killed before their first step, most of them in the reading that finds the digest and encodes.
 """
 
+import collections
 import contextlib
+import ctypes
+import itertools
 import json
 import multiprocessing
 import os
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,6 +30,9 @@ from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 _PRELOADED = ("kanawa_runtime.data.mixture", "kanawa_runtime.data.source", "kanawa_runtime.data.text_files", "grain")
 _SHARD_BYTES = 16_384
 _WINDOW = 512
+#: What an attempt does when it is killed.
+_PHASES = ("starts", "reads for the first time", "plans and opens", "reads rows")
+_PLANS, _READS = 2, 3
 
 
 class Words(ByteTokenizer):
@@ -42,8 +50,12 @@ class Words(ByteTokenizer):
 class Shards:
     """Packs by best fit and first fit, shuffles over an epoch or in windows, and mixes in blocks of 32 rows."""
 
+    early_kills = 0.5
+
     def __init__(self, data: Data, row_length: int, root: Path) -> None:
         self._length, self.root = row_length, root
+        self.killed_in: collections.Counter[str] = collections.Counter()
+        self.count = sum(map(len, data.sources.values()))
         for name, documents in data.sources.items():
             lines = (json.dumps({"text": " ".join(map(str, document))}) + "\n" for document in documents)
             (self.root / f"{name}.jsonl").write_text("".join(lines))
@@ -62,10 +74,11 @@ class Shards:
             "loaders": [(draw.randint(1, 4), draw.randint(1, 6)) for _ in range(hosts)],
         }
         ours, theirs = self._processes.Pipe()
-        process = self._processes.Process(target=_attempt, args=(theirs, settings, state), daemon=False)
+        seen = self._processes.Value(_Seen, lock=False)
+        process = self._processes.Process(target=_attempt, args=(theirs, seen, settings, state), daemon=False)
         process.start()
         theirs.close()
-        return _Attempt(process, ours, draw)
+        return _Attempt(self, process, ours, seen, draw)
 
     def _spoil(self, draw: random.Random) -> None:
         cache = self.root / "cache"
@@ -79,22 +92,25 @@ class Shards:
                 content = bytearray(shard.read_bytes())
                 content[draw.randrange(len(content))] ^= 1
                 shard.write_bytes(content)
-        elif chance > 0.97:
+        if draw.random() < 0.8:
+            # Files are read again for their digest, and what is encoded is taken over.
+            shutil.rmtree(cache / "scans", ignore_errors=True)
+        elif chance > 0.7:
             shutil.rmtree(cache, ignore_errors=True)
 
 
 class _Attempt:
     """A process that takes a step when it is asked to; the parent sees a step whole or not at all."""
 
-    def __init__(self, process: Any, pipe: Any, draw: random.Random) -> None:
-        self._process, self._pipe, self._state = process, pipe, None
-        # Of a kill: between what the process has answered and what it does next.
-        self._pause = draw.choice((0.0, draw.uniform(0, 0.02), draw.uniform(0, 0.2)))
+    def __init__(self, pipeline: Shards, process: Any, pipe: Any, seen: Any, draw: random.Random) -> None:
+        self._pipeline, self._process, self._pipe, self._seen, self._draw = pipeline, process, pipe, seen, draw
+        self._state, self._has_stepped = None, False
 
     def step(self) -> list[int] | None:
         """Returns the weighted targets of all hosts."""
         self._pipe.send("step")
         answer = self._pipe.recv()
+        self._has_stepped = True
         if isinstance(answer, str):
             raise RuntimeError(answer)
         ids, self._state = answer
@@ -106,19 +122,36 @@ class _Attempt:
 
     def close(self) -> None:
         """Kills the process, and with it what it had begun."""
-        time.sleep(self._pause)
+        draw = self._draw
+        if self._has_stepped:
+            # Between what the process has answered and what it does next.
+            time.sleep(draw.choice((0.0, draw.uniform(0, 0.02), draw.uniform(0, 0.2))))
+        elif draw.random() < 0.9:
+            # It kills itself at that document, if it reads so many for the first time.
+            self._seen.last_document = draw.randrange(1, self._pipeline.count // 2)
+            while self._process.is_alive() and self._seen.phase < _PLANS:
+                time.sleep(0.001)
         self._process.kill()
         self._process.join()
+        self._pipeline.killed_in[_PHASES[self._seen.phase]] += 1
         self._pipe.close()
 
 
-def _attempt(pipe: Any, settings: dict[str, Any], state: Any) -> None:
+class _Seen(ctypes.Structure):
+    """What parent and attempt share: a place in `_PHASES`, and the document at which the attempt kills itself."""
+
+    _fields_ = (("phase", ctypes.c_int), ("last_document", ctypes.c_int))
+
+
+def _attempt(pipe: Any, seen: Any, settings: dict[str, Any], state: Any) -> None:
     """Runs in the attempt's process: answers (ids, state) to every message."""
     os.environ["KANAWA_CACHE"] = str(Path(settings["root"], "cache"))
     # Processes that encode find this file's tokenizer there.
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     try:
+        _watch_first_reading(seen)
         source, row = _source(settings, state)
+        seen.phase = _PLANS
         loaders = list(_loaders(source, row, settings))
         while True:
             pipe.recv()
@@ -126,6 +159,7 @@ def _attempt(pipe: Any, settings: dict[str, Any], state: Any) -> None:
             if any(batch is None for batch in batches):
                 pipe.send((None, None))
                 continue
+            seen.phase = _READS
             row += GLOBAL_BATCH
             ids = np.concatenate([b.target_ids[b.loss_weights > 0] for b in batches if b is not None]).tolist()
             pipe.send((ids, (row, source.saved(row))))
@@ -135,6 +169,23 @@ def _attempt(pipe: Any, settings: dict[str, Any], state: Any) -> None:
         with contextlib.suppress(OSError):
             pipe.recv()
             pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _watch_first_reading(seen: Any) -> None:
+    """Counts the documents of readings that find a digest, and ends this process at the one that `seen` names."""
+    from kanawa_runtime.data import corpus
+
+    whole, counted = corpus._FirstReading.__iter__, itertools.count(1)
+
+    def watched(reading: Any) -> Iterator[Any]:
+        seen.phase = 1
+        for document in whole(reading):
+            yield document
+            if next(counted) == seen.last_document:
+                os.kill(os.getpid(), signal.SIGKILL)
+        seen.phase = 0
+
+    corpus._FirstReading.__iter__ = watched
 
 
 def _source(settings: dict[str, Any], state: Any) -> tuple[Any, int]:

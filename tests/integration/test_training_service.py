@@ -262,6 +262,42 @@ def test_rows_that_can_t_be_trained_on_are_refused_and_hold_nothing_up(client, r
     assert model.run([GOOD])[0] > 0
 
 
+def test_a_request_that_is_refused_while_it_is_read_holds_nothing_up(client):
+    model = client.model()
+    wrong = {"model_id": model.id, "seq_id": model.next(), "adam_params": {"beta1": 2.0}}
+    refused = client.send("optim_step", wrong)
+    assert refused.status_code == 400 and "beta1" in refused.json()["error"]["message"]
+    message = wire._class("ForwardBackwardRequest")()
+    message.ParseFromString(model.body([GOOD]))
+    message.data[0].loss_fn_inputs[0].value.dtype = 9
+    refused = model.send(message.SerializeToString())
+    assert refused.status_code == 400 and "dtype 9 is unknown" in refused.text
+    assert model.run([GOOD])[0] > 0
+    # Nor does a number do anything twice, or take room that those before it need.
+    used = model.send(model.body([GOOD], number=1))
+    assert used.status_code == 400 and "request 1 is done or was refused; the next is 4" in used.text
+    far = model.send(model.body([GOOD], number=4 + TRAINING.max_pending))
+    assert far.status_code == 429 and "has to wait for 4, and at most 512 may wait or run" in far.text
+
+
+def test_what_waits_for_a_request_that_never_comes_fails_after_a_while(running, client, monkeypatch):
+    monkeypatch.setattr(running[1], "config", TRAINING.clone().set(gap_seconds=0.5))
+    model = client.model()
+    # Its number can't be read.
+    assert model.send(b"no message").status_code == 400
+    lost = model.next()
+    sent = [model.send(model.body([GOOD])).json()["request_id"] for _ in range(2)]
+    for number, one in enumerate(sent, lost + 1):
+        failed = client.answer(one)
+        assert failed["category"] == "user", failed
+        assert f"request {lost} of this model didn't come within 0.5 s (training.gap_seconds)" in failed["error"]
+        assert f"request {number} had to wait for it" in failed["error"]
+    late = model.send(model.body([GOOD], number=lost))
+    assert late.status_code == 400 and f"request {lost} is done or was refused" in late.text
+    assert "there are no gradients" in model.step(**ADAM)["error"]
+    assert model.run([GOOD])[0] > 0
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [

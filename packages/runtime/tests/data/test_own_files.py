@@ -1,6 +1,7 @@
 """The grammar of `--data`: files here and at addresses, options, several with and without weights."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,9 @@ def test_several_without_weights_are_one_text(folder):
     assert [found.name for found in corpus.build().found()] == ["a.jsonl", "deep/b.jsonl"]
     with pytest.raises(CorpusError, match=r"web\.csv and notes are read differently.*web\.csv\*0\.5,notes\*0\.5"):
         own_corpus("web.csv", "notes")
+    for text, other in (("code/a.jsonl", "code/a.jsonl"), ("code/a.jsonl", "./code/*.jsonl"), ("code", "code/deep")):
+        with pytest.raises(UsageError, match=rf"twice, by {re.escape(text)} and by {re.escape(other)}: name it once"):
+            own_corpus(text, other)
     assert reads_files("code/a.jsonl,code/deep") and not reads_files("notes,random-tokens")
 
 
@@ -127,6 +131,8 @@ def test_weights_make_a_mixture():
     assert sum("the web says" in text for text in texts) == 7 and sum("code/" in text for text in texts) == 3
     twice = on_other_data(experiment(), "code/a.jsonl*0.5,notes/a.txt*0.5").data
     assert list(twice.sources) == ["a", "a_2"]
+    with pytest.raises(UsageError, match=r"names \./notes twice: name it once, with the sum of its weights"):
+        on_other_data(experiment(), "notes*0.5,./notes*0.5")
 
 
 def test_what_is_unknown_is_named():

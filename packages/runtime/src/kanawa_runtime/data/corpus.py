@@ -90,7 +90,10 @@ class Corpus(Configurable):
         skipped = self.skipped or Skipped()
         if not count:
             skipped.show(self.describe())
-            message = f"{self.describe()} has no text: every file is missing or empty; check the patterns in its config"
+            message = (
+                f"{self.describe()} has no text: every file is missing or empty, or was left out as bad; check the "
+                "patterns in its config"
+            )
             raise CorpusError(message)
         held_out: tuple[str, ...] = ()
         if one_in > 1 and count > 1 and num_held_out in (0, count):

@@ -171,6 +171,9 @@ def _mixture(experiment: Config, parts: Sequence[Part]) -> DataSource.Config:
     for part in parts:
         data = on_other_data(experiment, part.text).data
         inner = data.source if isinstance(data, RowsOfSource.Config) else data
+        if inner in sources.values():
+            message = f"--data names {part.text} twice: name it once, with the sum of its weights"
+            raise UsageError(message)
         sources[_free_name(part.text, sources)] = inner
     length = next(iter(sources.values())).sequence_length
     weights = {name: part.weight or 0.0 for name, part in zip(sources, parts, strict=True)}

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -121,6 +121,7 @@ def own_corpus(*texts: str) -> Corpus.Config:
     first = made[0]
     if len(made) == 1:
         return first
+    _check_apart(made, texts)
     for other, text in zip(made[1:], texts[1:], strict=True):
         unplaced = other.clone().set(files=first.files, root=first.root)
         if type(other) is not type(first) or unplaced != first:
@@ -135,6 +136,21 @@ def own_corpus(*texts: str) -> Corpus.Config:
     root = os.path.commonpath([cfg.root for cfg in made])
     files = tuple((Path(os.path.relpath(cfg.root, root)) / file).as_posix() for cfg in made for file in cfg.files)
     return first.set(files=files, root=root)
+
+
+def _check_apart(made: Sequence[FileCorpus.Config], texts: Sequence[str]) -> None:
+    """Raises UsageError for a file that several texts name: it would be read once, and may have been meant twice."""
+    named: dict[str, str] = {}
+    for cfg, text in zip(made, texts, strict=True):
+        for found in cfg.build().found():
+            address = found.address if is_address(found.address) else os.path.realpath(found.address)
+            other = named.setdefault(address, text)
+            if other != text or texts.count(text) > 1:
+                message = (
+                    f"--data names {found.address} twice, by {other} and by {text}: name it once; "
+                    f"for more of it than of other data give weights, as in {other}*0.7,OTHER*0.3"
+                )
+                raise UsageError(message)
 
 
 def address_and_options(text: str) -> tuple[str, dict[str, str]]:

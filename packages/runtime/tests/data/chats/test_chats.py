@@ -169,8 +169,9 @@ def test_templates_that_are_missing_or_no_jinja(source: Callable[..., ChatSource
     with pytest.raises(UsageError, match=r"nowhere\.jinja"):
         source(MANY[:1], template_file=str(tmp_path / "nowhere.jinja")).row(0)
     (tmp_path / "torn.jinja").write_text("{% for m in messages %}")
-    with pytest.raises(UsageError, match="the chat template can't be read"):
+    with pytest.raises(UsageError, match=r"the chat template can't be read: .*, line 1") as error:
         source(MANY[:1], template_file=str(tmp_path / "torn.jinja")).row(0)
+    assert f"in {tmp_path}/torn.jinja" in error.value.__notes__
     # Two texts need none.
     assert source([{"prompt": "a", "completion": "b"}], template=None).num_rows == 1
 

@@ -92,7 +92,12 @@ def template_of(files: Mapping[str, bytes], chosen: Path | None = None) -> ChatT
         value = value.get("content") if isinstance(value, dict) else value
         tokens[role] = value if isinstance(value, str) else ""
     if chosen is not None:
-        return ChatTemplate(_read(chosen), tokens)
+        source = _read(chosen)
+        try:
+            return ChatTemplate(source, tokens)
+        except UsageError as error:
+            error.add_note(f"in {chosen}")
+            raise
     source = files[CHAT_TEMPLATE].decode() if CHAT_TEMPLATE in files else settings.get("chat_template")
     if isinstance(source, list):
         # Older folders list several by name; tools have one of their own there.

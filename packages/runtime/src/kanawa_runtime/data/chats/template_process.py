@@ -166,7 +166,8 @@ def _rendered(
     except _RefusedError as error:
         return {"error": str(error)[:500]}
     except Exception as error:  # An unknown program ran on unknown messages: anything may be raised.
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
+        line = f", line {error.lineno}" if hasattr(error, "lineno") else ""
+        return {"error": f"{type(error).__name__}: {error}"[:500] + line}
     if marked.text != text:
         return {"error": "what it marks with {% generation %} is changed afterwards, so its place is unknown"}
     return {"text": text, "spans": marked.spans}

@@ -95,6 +95,9 @@ class RecordSource(PackedSource):
             if held_out == (split == "validation"):
                 any_yielded = True
                 yield record
+        if not any_yielded and not self.records.scan.documents:
+            message = f"{self.records.describe()} hold none: every file is empty or left out as bad"
+            raise CorpusError(message)
         if not any_yielded:
             message = (
                 f"no record is in the {split} split (validation_one_in={one_in}): give more records, or "
@@ -153,7 +156,7 @@ class RecordSource(PackedSource):
             return None, str(error)
         if long and cfg.on_long != "cut":
             self._too_long(record, length)
-            return None, f"{length:,} tokens"
+            return None, f"{length:,} tokens, and a row holds {tokens - 1:,}"
         return example, "cut" if long else ""
 
     def tokens_in_row(self, example: Example) -> int:

@@ -57,7 +57,7 @@ class TrainingConfig(Config):
     `max_models` adapters are trained at once, of rank `max_rank` at most; of those that are sampled from, the engine
     holds `max_samplers`. `alpha` over the rank scales each adapter. A pass holds about `tokens_at_once` tokens: longer
     requests are computed in several. A client that has sent no heartbeat for `session_seconds` may lose its models to
-    a new one.
+    a new one. Requests that wait `gap_seconds` for an earlier one, which didn't come, fail.
     """
 
     max_models: Size = 16
@@ -68,6 +68,8 @@ class TrainingConfig(Config):
     session_seconds: Positive = 600.0
     #: Requests of one model that wait or run.
     max_pending: Size = 512
+    #: Clients send a request again for a while that the network lost.
+    gap_seconds: Positive = 120.0
 
 
 class ServeConfig(Config):

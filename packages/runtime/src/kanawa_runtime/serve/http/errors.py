@@ -46,6 +46,8 @@ class ApiError(UsageError):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        #: The JSON of a request whose fields are wrong; None of others.
+        self.received: Any = None
 
     def body(self) -> dict[str, Any]:
         """Returns the error as JSON."""

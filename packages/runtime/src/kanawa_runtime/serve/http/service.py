@@ -203,10 +203,13 @@ class Service:
         def parsed() -> Body:
             if is_apart:
                 return self.large.read(body, content)
+            received = body_json(content)
             try:
-                return body.model_validate(body_json(content))
+                return body.model_validate(received)
             except ValidationError as error:
-                raise bad_request(error, body) from error
+                refusal = bad_request(error, body)
+                refusal.received = received
+                raise refusal from error
 
         pool = self._large if is_apart else self._readers
         try:

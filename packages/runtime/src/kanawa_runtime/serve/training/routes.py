@@ -107,7 +107,11 @@ class _Handlers:
 
         async def handle(exchange: Exchange) -> None:
             self._service.check_ready()
-            asked = await self._service.read_request(body, exchange)
+            try:
+                asked = await self._service.read_request(body, exchange)
+            except ApiError as error:
+                self._training.skip(error.received, self._owner(exchange))
+                raise
             made = work(asked, self._owner(exchange))
             made = await made if isinstance(made, Awaitable) else made
             await exchange.answer({"request_id": made} if promised else made)
@@ -178,6 +182,7 @@ class _Handlers:
         try:
             asked = await self._service.in_worker(exchange, read)
         except WireError as error:
+            self._training.skip({"model_id": error.model_id, "seq_id": error.seq_id}, self._owner(exchange))
             raise invalid(at=error.at, why=str(error).removeprefix(f"{error.at}: ")) from error
         finally:
             exchange.release_body()

@@ -163,7 +163,8 @@ class TrainingService:
         if self.promises.has(name):
             return name
         await self._make_room()
-        trained = self._models[model_id] = Trained(owner, session_id, InOrder(0))
+        order = InOrder(0, self.config.max_pending, self.config.gap_seconds)
+        trained = self._models[model_id] = Trained(owner, session_id, order)
 
         def made() -> dict[str, Any]:
             trained.tenant = make()
@@ -326,6 +327,13 @@ class TrainingService:
             if not old.running:
                 del self._drawn_from[old.name]
 
+    def skip(self, asked: Any, owner: str) -> None:
+        """Counts a refused request as done, as far as its JSON says which it was: those behind it don't wait for it."""
+        model_id, number = (asked.get("model_id"), asked.get("seq_id")) if isinstance(asked, dict) else (None, None)
+        trained = self._models.get(model_id) if isinstance(model_id, str) else None
+        if trained is not None and trained.owner == owner and isinstance(number, int):
+            trained.order.skip(number)
+
     # --- checks and order ----------------------------------------------------------------------------------------
 
     def _check_base(self, name: str) -> None:
@@ -388,8 +396,13 @@ class TrainingService:
         name = f"{model_id}:{number}"
         if self.promises.has(name):
             return name
-        if trained.order.pending >= self.config.max_pending:
-            message = f"{trained.order.pending} requests of this model wait already (training.max_pending)"
+        if trained.order.is_done(number):
+            raise invalid(at="seq_id", why=f"request {number} is done or was refused; the next is {trained.order.next}")
+        if not trained.order.has_room(number):
+            message = (
+                f"seq_id: request {number} has to wait for {trained.order.next}, and at most "
+                f"{self.config.max_pending} may wait or run (training.max_pending)"
+            )
             raise ApiError(429, message, code="training_queue_full", headers={"Retry-After": "1"})
 
         async def run() -> Any:

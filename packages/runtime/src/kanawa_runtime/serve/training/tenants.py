@@ -95,37 +95,58 @@ def tenant_of(saved: SavedAdapter, base: BaseModel, model_id: str, owner: str, *
 
 
 class InOrder:
-    """Runs a model's requests by their numbers, whatever order they arrive in; used in the loop."""
+    """Runs a model's requests by their numbers, whatever order they arrive in; used in the loop.
 
-    def __init__(self, first: int) -> None:
-        self._next = first
+    A request that doesn't come, while others wait for it, is given up after `gap_seconds`, and those that wait fail: an
+    update without one of its gradients would be another update. At most `most` numbers are taken ahead.
+    """
+
+    def __init__(self, first: int, most: int, gap_seconds: float) -> None:
+        self._next, self._most, self._gap_seconds = first, most, gap_seconds
         self._turns: dict[int, asyncio.Future[None]] = {}
         self._done: set[int] = set()
-        self.pending = 0
+        #: Numbers of requests that wait or run.
+        self._here: set[int] = set()
+        self._clock: asyncio.TimerHandle | None = None
         self.used_at = time.monotonic()
+
+    @property
+    def next(self) -> int:
+        """The lowest number that isn't done."""
+        return self._next
+
+    def is_done(self, number: int) -> bool:
+        """Returns whether a request of this number has run, was refused or was given up."""
+        return number < self._next or number in self._done
+
+    def has_room(self, number: int) -> bool:
+        """Returns whether a number is near enough to wait for its turn; the next one always is."""
+        return number < self._next + self._most
 
     async def run(self, number: int, work: Callable[[], Awaitable[Any]]) -> Any:
         """Returns what `work` returns, begun once all requests before it have ended."""
-        self.pending += 1
+        self._here.add(number)
         self.used_at = time.monotonic()
+        self._watch()
         try:
             if number > self._next:
                 turn = self._turns.setdefault(number, asyncio.get_running_loop().create_future())
                 await turn
             return await work()
         finally:
-            self.pending -= 1
+            self._here.discard(number)
             self.used_at = time.monotonic()
             self.skip(number)
 
     def close(self) -> None:
         """Ends those that wait for their turn."""
+        self._stop_clock()
         for turn in list(self._turns.values()):
             turn.cancel()
 
     def skip(self, number: int) -> None:
         """Counts a request as done, such as one that was refused: those after it don't wait for it."""
-        if number >= self._next:
+        if not self.is_done(number) and number not in self._here and self.has_room(number):
             self._done.add(number)
         while self._next in self._done:
             self._done.discard(self._next)
@@ -133,3 +154,30 @@ class InOrder:
             turn = self._turns.pop(self._next, None)
             if turn is not None and not turn.done():
                 turn.set_result(None)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Starts the clock where the next request isn't here and others are; stops it where it is."""
+        if not self._here or self._next in self._here:
+            self._stop_clock()
+        elif self._clock is None:
+            self._clock = asyncio.get_running_loop().call_later(self._gap_seconds, self._give_up)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _give_up(self) -> None:
+        self._clock = None
+        missing, last = self._next, max(self._here)
+        self._done |= {number for number in range(missing, last) if number not in self._here}
+        for number in sorted(self._here):
+            if self._turns[number].done():
+                continue
+            message = (
+                f"request {missing} of this model didn't come within {self._gap_seconds:g} s (training.gap_seconds), and "
+                f"request {number} had to wait for it: nothing was done. Perhaps it was refused before its number was "
+                "read, as a body that is too long is; send the requests from there on again, under new numbers"
+            )
+            self._turns[number].set_exception(TrainingError(message))

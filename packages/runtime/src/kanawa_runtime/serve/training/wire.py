@@ -54,7 +54,10 @@ _MESSAGES: Mapping[str, tuple[tuple[str, int, str], ...]] = {
 
 
 class WireError(ValueError):
-    """A message isn't one, or holds what isn't taken; `at` names the field."""
+    """A message isn't one, or holds what isn't taken; `at` names the field, `model_id` and `seq_id` the request."""
+
+    model_id = ""
+    seq_id = 0
 
     def __init__(self, at: str, why: str) -> None:
         super().__init__(f"{at}: {why}" if at else why)
@@ -100,13 +103,21 @@ def forward_backward_of(content: bytes) -> ForwardBackward:
         message.ParseFromString(content)
     except DecodeError as error:
         raise WireError(at="", why=f"the body isn't a forward_backward message: {error}") from error
+    try:
+        options, rows = _options(message), tuple(_row(datum, f"data[{n}]") for n, datum in enumerate(message.data))
+    except WireError as error:
+        error.model_id, error.seq_id = message.model_id, message.seq_id
+        raise
+    return ForwardBackward(message.model_id, message.seq_id, rows, message.loss_fn, options, bool(message.forward_only))
+
+
+def _options(message: Any) -> dict[str, float]:
     options = {option.key: option.value for option in message.loss_fn_config}
     for option in message.loss_fn_config_v2:
         if option.value.text:
             raise WireError(at=f"loss_fn_config.{option.key}", why=f"expected a number, not {option.value.text[:60]!r}")
         options[option.key] = option.value.number
-    rows = tuple(_row(datum, f"data[{number}]") for number, datum in enumerate(message.data))
-    return ForwardBackward(message.model_id, message.seq_id, rows, message.loss_fn, options, bool(message.forward_only))
+    return options
 
 
 def _row(datum: Any, at: str) -> Row:
