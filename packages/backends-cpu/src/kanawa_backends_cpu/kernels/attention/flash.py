@@ -39,6 +39,7 @@ class FlashAttention(Kernel):
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     in_process: ClassVar[bool] = True
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"attention_gradient", 5), (r"attention_forward", 2))
 
     #: With fewer keys or queries, one matmul computes all scores.
     shortest: ClassVar[int] = 64
