@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from kanawa_backends_cpu.kernels.attention import flash
 from kanawa_backends_cpu.kernels.matmul import available, dots
 from kanawa_backends_cpu.processor import Processor
 from kernel_features import as_markdown, feature_tables
@@ -19,8 +20,9 @@ PROCESSOR = Processor("x86_64", frozenset({"avx2", "fma", "avx512f", "avx512bw",
 @pytest.fixture(scope="module")
 def tables():
     with pytest.MonkeyPatch.context() as patch:
-        for module in (available, dots):
+        for module in (available, dots, flash):
             patch.setattr(module, "processor", lambda: PROCESSOR)
+        patch.setattr(flash, "cores", lambda: 2)
         patch.setattr(dots, "has_amx_tiles", lambda: False)
         return feature_tables()
 

@@ -37,7 +37,7 @@ def test_references_train_to_the_same_loss_and_generate(kanawa, tmp_path):
         events = [json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()]
         losses[name] = [event["loss"] for event in events if event["event"] == "step"]
         kernels[name] = {event["kernel"] for event in events if event["event"] == "kernel_selected"}
-    assert "attention.cpu.blockwise" in kernels["with"]
+    assert {kernel for kernel in kernels["with"] if kernel.startswith("attention.cpu.")}
     assert "attention.any.reference" in kernels["without"]
     assert not [kernel for kernel in kernels["without"] if ".any." not in kernel]
     assert losses["without"] == pytest.approx(losses["with"], rel=1e-4)

@@ -6,7 +6,7 @@ from kanawa_backends_cpu.program_traits import program_traits
 
 
 def test_training_is_unrolled_on_one_device_and_serving_reads_pages_in_use():
-    assert program_traits(CPU, "train", 10, 1) == ProgramTraits(unrolled_layers=16)
+    assert program_traits(CPU, "train", 10, 1) == ProgramTraits(unrolled_layers=16, recomputes_shared=True)
     assert program_traits(CPU, "train", 10, 8) == ProgramTraits()
     serving = ProgramTraits(converts_whole_arrays=True, reads_filled_pages=True)
     assert program_traits(CPU, "decode", 10, 8) == serving

@@ -13,7 +13,7 @@ def program_traits(device: DeviceSpec, purpose: Purpose, parameters: int, device
     serving, alone = purpose != "train", devices == 1
     return ProgramTraits(
         unrolled_layers=_UNROLLED_LAYERS if alone else 0,
-        recomputes_shared=serving and alone,
+        recomputes_shared=alone,
         converts_whole_arrays=serving,
         reads_filled_pages=serving,
     )

@@ -68,7 +68,7 @@ class InvariantAttention(Kernel):
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T])."""
         p = problem
-        first, end = _seen_keys(p, operands)
+        first, end = seen_keys(p, operands)
         rows, nothing = (p.batch, p.q_length), jnp.zeros((1, 1), jnp.int32)
         table = operands.get("page_table")
         # A row of dense keys is one page.
@@ -90,7 +90,7 @@ class InvariantAttention(Kernel):
         return BlockwiseAttention().backward(problem, operands, out, residuals, cotangents)
 
 
-def _seen_keys(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+def seen_keys(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """Returns of each query the first key it sees and the one after the last, int32 [B, T]; segments don't count."""
     shape = (problem.batch, problem.q_length)
     position = jnp.broadcast_to(q_positions(problem, operands), shape).astype(jnp.int32)

@@ -17,6 +17,13 @@ from kanawa_backends_cpu.processor import has_amx_tiles, has_bf16_pairs, process
 
 #: For processors without known vector registers, which no kernel calls it on.
 _REGISTERS = (4, 4)
+#: What a tile's loads of the left operand cost, in multiplications of a vector a row.
+_LEFT_LOADS = 0.5
+
+
+def choose_vectors(lanes: int, most: int, columns: int) -> int:
+    """Returns how many vectors wide a tile is, so that few columns beyond the result's last are computed."""
+    return min(range(most, 0, -1), key=lambda count: -(-columns // (count * lanes)) * (count + _LEFT_LOADS))
 
 
 def choose_blocks(variant: Variant, sizes: tuple[int, int, int], batch: int) -> tuple[int, int, int]:
@@ -66,14 +73,17 @@ def call(
     n = b.shape[-2 if transpose_b else -1]
     batch = a.size // (m * k)
     in_bf16 = a.dtype == jnp.bfloat16
+    has_tiles, has_pairs = in_bf16 and has_amx_tiles(), in_bf16 and has_bf16_pairs()
+    lanes, vectors = processor().vector_registers or _REGISTERS
     variant = Variant(
         transpose_a,
         transpose_b,
         in_bf16,
         np.dtype(dtype) == jnp.bfloat16,
-        *(processor().vector_registers or _REGISTERS),
-        in_bf16 and has_amx_tiles(),
-        in_bf16 and has_bf16_pairs(),
+        lanes,
+        vectors if has_tiles or has_pairs else choose_vectors(lanes, vectors, n),
+        has_tiles,
+        has_pairs,
     )
     # The code reads block sizes from memory: one function for all shapes.
     block = np.asarray(choose_blocks(variant, (m, n, k), batch), np.int32)
