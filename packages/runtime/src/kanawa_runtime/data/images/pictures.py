@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from kanawa.config import Size
 from kanawa.contracts import ImageBatch, RowField, Shown
+from kanawa.errors import ConfigError
 
 from kanawa_runtime.data.corpus import Split
 from kanawa_runtime.data.images.augment import Augmentation, Extent, fitted
@@ -36,6 +37,12 @@ class Pictures(SingleRows):
             """Sets the size to that of the model's images, where it has one."""
             shape = model._target.row_shapes(model).get("images")
             if shape is not None:
+                if shape[2] not in (1, 3):
+                    message = (
+                        f"{model._target.__qualname__} learns from latents of {shape[2]} channels, not from pictures; "
+                        "name the autoencoder that makes them of pictures: --modify autoencoder:folder=FOLDER"
+                    )
+                    raise ConfigError(message)
                 self.set(height=shape[0], width=shape[1], channels=shape[2])
 
     @property
