@@ -108,8 +108,8 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     `text` is a catalogued experiment, whose data are taken, a catalogued data source or corpus, with fields as
     `NAME:field=value,…`, or files: a glob, a folder or a file, here or at an address, with options as
     `ADDRESS:field=value,…`. Several are separated by commas; with weights, `A*0.7,B*0.3`, they become a mixture. With
-    `tokenizer_file` text is read by that tokenizer, else by that of a pretrained part, else by one learned from it. Raises UsageError for anything else,
-    CorpusError for a glob that matches nothing.
+    `tokenizer_file` text is read by that tokenizer, else by that of a pretrained part, else by one learned from it.
+    Raises UsageError for anything else, CorpusError for a glob that matches nothing.
     """
     parts = parts_of(text)
     if not parts:
