@@ -79,7 +79,8 @@ def compose(
     """Returns the composition: experiment, data, mesh rule, modifiers, then `--set` overrides, checked and frozen.
 
     `experiment` is a catalogued experiment or model, a folder with a model, or a config; `data` puts it on other
-    data (`ExperimentTemplate.with_data`), after modifiers that choose the model (`Modifier.before_data`). A `rule` takes the place of the one that would be chosen for `purpose`.
+    data (`ExperimentTemplate.with_data`), after modifiers that choose the model (`Modifier.before_data`). A `rule`
+    takes the place of the one that would be chosen for `purpose`.
     Raises a CompositionError with all problems; a single one is raised as the step raised it.
     """
     with stage(f"composing {experiment if isinstance(experiment, str) else type(experiment).__qualname__}"):
