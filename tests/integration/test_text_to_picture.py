@@ -9,14 +9,15 @@ import pytest
 from kanawa.arrays.tree import flatten_paths
 from kanawa.cli.main import main
 from kanawa.contracts import StoredModel
-from kanawa.errors import UsageError
+from kanawa.errors import ConfigError, UsageError
+from kanawa_layers.recipes.autoencoder_kl import autoencoder_kl
 from kanawa_layers.recipes.clip import two_towers
 from kanawa_layers.recipes.sd3 import sd3
 from kanawa_layers.recipes.t5 import t5
 from kanawa_runtime.data.images.decode import decoded
 from kanawa_runtime.data.images.drawn_captions import DrawnCaptions
 from kanawa_runtime.runs.events import read_events
-from kanawa_runtime.runs.media import media_of
+from kanawa_runtime.runs.media import media_of, png_bytes
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.train.loop import Loop
 
@@ -118,7 +119,8 @@ def folders(tmp_path_factory):
         text_heads=2, vocab_size=259, max_length=LENGTH, end_id=258,
     )  # fmt: skip
     sizes = {"num_layers": 2, "input_dim": 16, "num_heads": 2, "hidden_dim": 24, "head_dim": 8, "vocab_size": 300}
-    for name, cfg in (("clip", towers), ("t5", t5(**sizes))):
+    vae = autoencoder_kl(widths=(8, 8), depth=1, latent_dim=4, num_groups=2, image_size=16)
+    for name, cfg in (("clip", towers), ("t5", t5(**sizes)), ("vae", vae)):
         built = cfg.clone().build()
         params = {
             path: np.asarray(leaf) for path, leaf in flatten_paths(kn.initialize(built, jax.random.key(1))).items()
@@ -148,6 +150,26 @@ def test_a_frozen_encoder_of_a_folder_travels_with_the_run(folders, kind, tmp_pa
 
 def test_an_encoder_that_learned_along_travels_with_the_export(run, tmp_path):
     check_export(run, tmp_path / "hf")
+
+
+def test_data_are_read_for_the_encoder_and_the_autoencoder_that_modifiers_bring(folders, tmp_path, monkeypatch):
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(png_bytes(np.full((9, 11, 3), 60 * number, np.uint8)))
+        (tmp_path / f"{number}.txt").write_text("a grey square")
+    stand_in = kn.compose("sd3-medium").config.clone()
+    stand_in.set(model=sd3(num_layers=2, num_heads=2, head_dim=8, num_channels=4, image_size=8, max_size=4))
+    parts = [f"{name}:folder={folders / kind}" for name, kind in (("text-encoder", "clip"), ("autoencoder", "vae"))]
+    # `flip` is for the data that are named, wherever it stands among the modifiers.
+    composed = kn.compose(stand_in, modifiers=["flip", *parts], data=str(tmp_path))
+    data = composed.config.data
+    assert (data.height, data.width, data.channels, data.sequence_length) == (16, 16, 3, LENGTH)
+    assert len(data.augmentations) == 1
+    assert data.tokenizer_file == composed.config.model.encoder.tokenizer != ""
+    assert data.build().row(0)["images"].shape == (16, 16, 3)
+    with pytest.raises(ConfigError, match="learns from latents of 4 channels, not from pictures; name the autoencoder"):
+        kn.compose(stand_in, modifiers=parts[:1], data=str(tmp_path))
+    with pytest.raises(UsageError, match="name a source of those with"):
+        kn.compose(stand_in, modifiers=parts)
 
 
 def check_export(run, folder):

@@ -39,13 +39,13 @@ def folder(tmp_path_factory):
     return root
 
 
-def small(folder, modifiers=("flip", "random-crop", "color-jitter"), on="cpu"):
+def small(folder, modifiers=("flip", "random-crop", "color-jitter"), on="cpu", options="", patch_size=8):
     """Returns an experiment on the folder, with a model that compiles in a moment."""
     cfg = kn.compose("vit-tiny", overrides=["batch_size=8"]).config.clone()
-    sizes = {"num_layers": 1, "input_dim": 16, "num_heads": 2, "image_size": 16, "patch_size": 8, "num_classes": 2}
-    cfg.set(model=vit(**sizes), learner=Learner.Config())
+    sizes = {"num_layers": 1, "input_dim": 16, "num_heads": 2, "image_size": 16, "num_classes": 2}
+    cfg.set(model=vit(**sizes, patch_size=patch_size), learner=Learner.Config())
     cfg.checkpoints.set(every_steps=4)
-    return kn.compose(cfg, on, modifiers, overrides=[f"steps={STEPS}"], data=f"{folder}:validation_one_in=4")
+    return kn.compose(cfg, on, modifiers, overrides=[f"steps={STEPS}"], data=f"{folder}:validation_one_in=4{options}")
 
 
 def losses(composition, run, steps=STEPS):
@@ -109,6 +109,17 @@ def test_eight_devices_and_remat_give_the_same_losses(folder, run, tmp_path):
     modifiers = ["flip", "random-crop", "color-jitter", "remat:policy=full"]
     wide = small(folder, [*modifiers, 'mesh:axes={"data":2,"fsdp":4}'], on="cpu-8")
     np.testing.assert_allclose(losses(wide, tmp_path / "wide", steps=3), plain[:3], rtol=2e-5)
+
+
+def test_pictures_keep_their_proportions_on_one_device_and_on_eight(folder, tmp_path):
+    found = {}
+    for on, modifiers in (("cpu", ()), ("cpu-8", ('mesh:axes={"data":4,"fsdp":2}',))):
+        composed = small(folder, modifiers, on=on, options=",own_proportions=true", patch_size=4)
+        assert tuple(composed.config.data.build().row(0)["grids"]) == (3, 4)
+        found[on] = losses(composed, tmp_path / on, steps=2)
+    np.testing.assert_allclose(found["cpu-8"], found["cpu"], rtol=2e-5)
+    with pytest.raises(ConfigError, match="own_proportions is set, and the model takes pictures of one size"):
+        kn.compose("resnet-tiny", data=f"{folder}:own_proportions=true")
 
 
 def test_lora_trains_its_factors_alone_on_top_of_a_run(folder, run, tmp_path):

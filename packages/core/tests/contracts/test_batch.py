@@ -58,7 +58,7 @@ def test_axes_have_the_rank_of_their_arrays():
     batch = Batch.of_tokens(jnp.zeros((2, 5), jnp.int32))
     for array, names in zip(batch, BATCH_AXES, strict=True):
         assert array is None or array.ndim == len(names)
-    images = ImageBatch(np.zeros((2, 4, 4, 3)), np.zeros(2), np.ones(2))
+    images = ImageBatch(np.zeros((2, 4, 4, 3)), np.zeros(2), np.ones(2), np.ones((2, 2)))
     assert [x.ndim for x in images] == [len(names) for names in IMAGE_BATCH_AXES]
 
 

@@ -10,6 +10,7 @@ from kanawa.errors import KanawaError
 from kanawa_layers.basic.patches import PatchEmbedding
 from kanawa_layers.basic.pixels import PixelNorm
 from kanawa_layers.basic.pooling import MeanPooling
+from kanawa_layers.models.own_proportions import at_places
 from kanawa_layers.recipes.vit import vit
 
 
@@ -93,3 +94,36 @@ def test_flops_are_those_that_others_count():
     # 17.58 billion multiplications and additions (timm's and torchvision's figure of ViT-B/16 at 224 pixels).
     model = kn.component("models", "vit-b-16")().build()
     assert model.flops_per_row({"images": (224, 224, 3)}) / 2 == pytest.approx(17.58e9, rel=2e-3)
+
+
+SMALL = {"num_layers": 1, "input_dim": 16, "num_heads": 2, "hidden_dim": 24, "patch_size": 4, "num_classes": 4}
+
+
+def laid(picture, side):
+    """Returns patches of 4 pixels of a picture [H, W, C], one after another in a square of `side` pixels, then 9s."""
+    rows, columns = (length // 4 for length in picture.shape[:2])
+    cut = picture.reshape(rows, 4, columns, 4, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 4, 4, 3)
+    every = np.full((side * side // 16, 4, 4, 3), 9.0, np.float32)
+    every[: len(cut)] = cut
+    return every.reshape(side // 4, side // 4, 4, 4, 3).transpose(0, 2, 1, 3, 4).reshape(side, side, 3)
+
+
+def test_pictures_of_several_proportions_are_what_each_would_be_with_positions_resized_to_it():
+    module = vit(**SMALL, image_size=16, num_registers=2).build()
+    params = jax.jit(lambda k: kn.initialize(module, k))(jax.random.key(0))
+    rng, grids = np.random.default_rng(0), [(2, 5), (4, 4), (7, 1)]
+    pictures = [rng.standard_normal((4 * rows, 4 * columns, 3)).astype(np.float32) for rows, columns in grids]
+    batch = jnp.asarray(np.stack([laid(picture, 16) for picture in pictures]))
+    predict = kn.functional(module, "predict")
+    together, _ = predict(params, {}, batch, jnp.asarray(grids))
+    table = params["encoder"]["positions"]["weight"]
+    for one, (rows, columns), picture in zip(together, grids, pictures, strict=True):
+        resized = jax.image.resize(table[1:].reshape(4, 4, 16), (rows, columns, 16), "linear", antialias=False)
+        own = jax.tree.map(lambda leaf: leaf, params)
+        own["encoder"]["positions"]["weight"] = jnp.concatenate([table[:1], resized.reshape(-1, 16)])
+        alone = vit(**SMALL, image_size=16, num_registers=2)
+        alone.encoder.positions.set(max_length=rows * columns + 1)
+        expected, _ = kn.functional(alone.build(), "predict")(own, {}, jnp.asarray(picture[None]))
+        np.testing.assert_allclose(one, expected[0], atol=1e-5)
+    square = at_places(table[None], jnp.array([[4, 4]]), 1)
+    np.testing.assert_allclose(square, table[None], atol=1e-6)

@@ -10,7 +10,7 @@ from kanawa.composition.blame import blamed
 from kanawa.composition.config_checks import Problems, checked_model, unusual_values
 from kanawa.composition.mesh_rules import STAGE, find_rule, fit_cuts, fit_mesh, no_rule, provenance
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
-from kanawa.composition.naming import Base, base_of
+from kanawa.composition.naming import Base, base_of, with_other_data
 from kanawa.composition.placement import PlacementQuestion, placed
 from kanawa.composition.target import Target, parse_target
 from kanawa.composition.undone import undone
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: "path=value" as `--set` has it, or a path with a value of Python.
 Override: TypeAlias = str | tuple[str, Any]
+#: A modifier's name and its fields as text.
+_Named: TypeAlias = tuple[str, dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +76,11 @@ def compose(
     purpose: Purpose = "train",
     rule: MeshRule | None = None,
 ) -> Composition:
-    """Returns the composition: experiment, mesh rule, modifiers, then `--set` overrides, checked and frozen.
+    """Returns the composition: experiment, data, mesh rule, modifiers, then `--set` overrides, checked and frozen.
 
     `experiment` is a catalogued experiment or model, a folder with a model, or a config; `data` puts it on other
-    data (`ExperimentTemplate.with_data`). A `rule` takes the place of the one that would be chosen for `purpose`.
+    data (`ExperimentTemplate.with_data`), after modifiers that choose the model (`Modifier.before_data`). A `rule`
+    takes the place of the one that would be chosen for `purpose`.
     Raises a CompositionError with all problems; a single one is raised as the step raised it.
     """
     with stage(f"composing {experiment if isinstance(experiment, str) else type(experiment).__qualname__}"):
@@ -93,7 +96,9 @@ def _compose(
     purpose: Purpose,
     rule: MeshRule | None,
 ) -> Composition:
-    problems, named = Problems(), []
+    problems, said = Problems(), set[str]()
+    # What a row holds and how large it is follows from the model, which the first of these choose.
+    first, rest = list[_Named](), list[_Named]()
     place: Target | None = None
     with problems.noted():
         place = parse_target(target) if isinstance(target, str) else target
@@ -101,11 +106,13 @@ def _compose(
     connect_catalog(load=catalogued)
     for text in modifiers:
         with problems.noted():
-            modifier, values = parse_modifier(text)
-            configured(modifier, values)
-            named.append((modifier, values))
+            name, values = parse_modifier(text)
+            (first if configured(name, values).before_data else rest).append((name, values))
     try:
-        base = base_of(experiment, place, data)
+        base = base_of(experiment, place)
+        base = base._replace(config=_modified(base.config, first, problems, said))
+        if data is not None:
+            base = with_other_data(base, data)
     except KanawaError:
         with problems.noted():
             raise
@@ -114,19 +121,19 @@ def _compose(
         raise
     assigned = (one if isinstance(one, str) else f"{one[0]}={one[1]!r}" for one in overrides)
     changes = (*modifiers, *assigned, *([] if data is None else [data]))
-    steps = _Steps(base, experiment, data, place, tuple(named), tuple(overrides), changes, purpose)
+    steps = _Steps(base, experiment, data, place, tuple(rest), tuple(overrides), changes, purpose, said=said)
     return steps.composed(problems, rule)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Steps:
-    """An experiment before its target, and what follows: a rule, modifiers, overrides, checks."""
+    """An experiment before its target, on its data, and what follows: a rule, modifiers, overrides, checks."""
 
     base: Base
     asked: str | Config
     data: str | None
     target: Target | None
-    named: tuple[tuple[str, dict[str, str]], ...]
+    named: tuple[_Named, ...]
     overrides: tuple[Override, ...]
     changes: tuple[str, ...]
     purpose: Purpose
@@ -146,29 +153,17 @@ class _Steps:
             # The last one may have been cut into stages, which this one isn't.
             model = _model_of(cfg, model)
             with problems.noted():
-                self._warn(fit_cuts(cfg, model, rule, self.target))
+                _warn(self.said, fit_cuts(cfg, model, rule, self.target))
         model = checked_model(self.base.name, cfg, self.target, model, problems)
         self.built[:] = [model]
         problems.report()
-        self._warn(unusual_values(cfg))
+        _warn(self.said, unusual_values(cfg))
         name, source = self.base.name, self.base.source
         return Composition(name, cfg, self.target, rule, model, source, self.asked, self.data, self.changes)
 
-    def _warn(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            if line not in self.said:
-                self.said.add(line)
-                logger.warning("%s", line)
-
     def _changed(self, cfg: Config, problems: Problems) -> Config:
         """Returns the config with the user's modifiers and overrides."""
-        with rewriting():
-            for modifier, values in self.named:
-                with problems.noted():
-                    # Modifiers may rewrite in place: only a copy shows what the last one replaced.
-                    before = cfg.clone()
-                    cfg = apply_modifier(cfg, modifier, values, "modifier")
-                    self._warn(undone(before, cfg, modifier))
+        cfg = _modified(cfg, self.named, problems, self.said)
         with origin("command line", "--set"):
             for override in self.overrides:
                 with problems.noted():
@@ -214,6 +209,26 @@ class _Steps:
 
     def _with_rule(self, rule: MeshRule) -> Composition:
         return self.composed(Problems(), rule)
+
+
+def _modified(cfg: Config, named: Iterable[_Named], problems: Problems, said: set[str]) -> Config:
+    """Returns the config rewritten by the user's modifiers, in their order; notes problems and logs what is undone."""
+    with rewriting():
+        for modifier, values in named:
+            with problems.noted():
+                # Modifiers may rewrite in place: only a copy shows what the last one replaced.
+                before = cfg.clone()
+                cfg = apply_modifier(cfg, modifier, values, "modifier")
+                _warn(said, undone(before, cfg, modifier))
+    return cfg
+
+
+def _warn(said: set[str], lines: Iterable[str]) -> None:
+    """Logs lines that weren't said yet."""
+    for line in lines:
+        if line not in said:
+            said.add(line)
+            logger.warning("%s", line)
 
 
 def _model_of(cfg: Config, built: Any) -> Any:

@@ -32,18 +32,16 @@ class Base(NamedTuple):
     source: Path | None = None
 
 
-def base_of(experiment: str | Config, target: Target | None = None, data: str | None = None) -> Base:
-    """Returns the experiment of a name, a folder or a config, on other data if asked.
+def base_of(experiment: str | Config, target: Target | None = None) -> Base:
+    """Returns the experiment of a name, a folder or a config.
 
     A catalogued name wins over a folder of that name: write ./name for the folder.
     Raises UnknownNameError with the nearest names of every kind, UsageError for a folder or a model that has no
     experiment.
     """
     if isinstance(experiment, Config):
-        base = Base(type(experiment).__qualname__, experiment.clone())
-    else:
-        base = _named(experiment, target)
-    return base if data is None else with_other_data(base, data)
+        return Base(type(experiment).__qualname__, experiment.clone())
+    return _named(experiment, target)
 
 
 def with_other_data(base: Base, data: str) -> Base:

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kanawa.config.configurable import Configurable
 from kanawa.config.field_types import FieldTypeError
@@ -55,6 +55,10 @@ class Modifier(Configurable):
     While it runs, replacements are made in its name, so that two modifiers that replace the same
     part of a tree are found out.
     """
+
+    #: Whether it decides which rows the model learns from: composition applies such modifiers before it fits `--data`
+    #: and a mesh rule to the model, and all others after.
+    before_data: ClassVar[bool] = False
 
     @abc.abstractmethod
     def __call__(self, cfg: Config) -> Config:

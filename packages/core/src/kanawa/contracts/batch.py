@@ -115,12 +115,15 @@ class EncoderDecoderBatch(NamedTuple):
 class ImageBatch(NamedTuple):
     """Images, channels last, each with the id of its class; weight 0 is padding.
 
-    Integers are pixels, 0 to 255, which the model normalises; floats are normalised already.
+    Integers are pixels, 0 to 255, which the model normalises; floats are normalised already. With `grids` each picture
+    has its own proportions: the first rows * columns patches of its array, rows of them one after another, are its own,
+    those of a picture of `grids` (rows, columns) patches, and the rest is padding.
     """
 
     images: Num[Array, "batch height width channels"]
     target_ids: Int[Array, " batch"]
     loss_weights: Float[Array, " batch"]
+    grids: Int[Array, "batch 2"] | None = None
 
 
 class ImageTextBatch(NamedTuple):
@@ -180,7 +183,7 @@ class SpeechBatch(NamedTuple):
 
 
 ENCODER_DECODER_BATCH_AXES: Any = EncoderDecoderBatch._make([("batch", "length")] * 8)
-IMAGE_BATCH_AXES: Any = ImageBatch._make([("batch", None, None, None), ("batch",), ("batch",)])
+IMAGE_BATCH_AXES: Any = ImageBatch(("batch", None, None, None), ("batch",), ("batch",), ("batch", None))
 IMAGE_TEXT_BATCH_AXES: Any = ImageTextBatch._make(
     [
         ("batch", None, None, None),

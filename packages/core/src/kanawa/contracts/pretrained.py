@@ -15,6 +15,8 @@ class Pretrained(Module, abstract=True):
 
     class Config(Module.Config):
         source: str = ""
+        #: The file or folder of the tokenizer that its texts were read by; empty of a part that reads none.
+        tokenizer: str = ""
 
     @classmethod
     @abc.abstractmethod

@@ -359,6 +359,12 @@ class Recognises(Model, abstract=True):
     class Config(Model.Config):
         pass
 
+    @classmethod
+    def patch_side(cls, cfg: Any) -> int | None:
+        """Returns the side in pixels of the patches of `ImageBatch.grids`; None where pictures are to have one size."""
+        del cfg
+        return None
+
     @abc.abstractmethod
     def recognise(self, batch: Any) -> Int[Array, " B"]:
         """Returns the place of each picture's likeliest label among those of the data, or text among the rows'."""

@@ -45,6 +45,7 @@ _TRAINING_ONLY = frozenset(
         "wish_dropout",
         # Of parts that another model was before.
         "source",
+        "tokenizer",
         "trained",
     }
 )

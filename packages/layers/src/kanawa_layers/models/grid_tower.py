@@ -6,12 +6,12 @@ from typing import Any
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Int, Num
 from kanawa.contracts import Sequences, Stack
 
 from kanawa_layers.basic.patches import FramePatchEmbedding
 from kanawa_layers.basic.pixels import PixelNorm
-from kanawa_layers.models.vision import PictureTower
+from kanawa_layers.models.vision import PictureTower, refuse_grids
 
 
 class InterpolatedPositions(kn.Module):
@@ -88,8 +88,9 @@ class GridTower(PictureTower):
         self.add_child("positions", cfg.positions, output_dim=cfg.input_dim)
         self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
 
-    def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B T F"]:
-        """Returns what the stack makes of the patches."""
+    def forward(self, images: Num[Array, "B H W C"], grids: Int[Array, "B 2"] | None = None) -> Float[Array, "B T F"]:
+        """Returns what the stack makes of the patches; raises ModuleError for `grids`."""
+        refuse_grids(self, grids)
         x = self.patches(self.pixels(images))
         rows, columns = (length // self.config.patches.patch_size for length in images.shape[1:3])
         x = x + self.positions(rows, columns)[None].astype(x.dtype)

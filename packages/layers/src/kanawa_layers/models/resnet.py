@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Int, Num
 from kanawa.contracts import Norm
 
 from kanawa_layers.basic.conv import Conv
 from kanawa_layers.basic.norms import BatchNorm
 from kanawa_layers.basic.pixels import PixelNorm
 from kanawa_layers.feedforward.activations import relu
-from kanawa_layers.models.vision import ImageEncoder
+from kanawa_layers.models.vision import ImageEncoder, refuse_grids
 
 
 class ConvNorm(kn.Module):
@@ -152,8 +152,9 @@ class ResNet(ImageEncoder):
             self.add_child(f"stages[{i}]", stage, input_dim=dim)
             dim = stage.layers[-1].layers[-1].output_dim
 
-    def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B T E"]:
-        """Returns the places of the last stage, row by row."""
+    def forward(self, images: Num[Array, "B H W C"], grids: Int[Array, "B 2"] | None = None) -> Float[Array, "B T E"]:
+        """Returns the places of the last stage, row by row; raises ModuleError for `grids`."""
+        refuse_grids(self, grids)
         x = self.stem(self.pixels(images))
         if self.config.pools:
             # Minus infinity pads, so that it is never the largest.

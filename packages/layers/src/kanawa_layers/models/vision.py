@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int, Num
 from kanawa.contracts import ImageBatch, Norm, Recognises, Sequences, Stack
+from kanawa.errors import ModuleError
 
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.linear import Linear
@@ -17,6 +18,7 @@ from kanawa_layers.basic.norms import LayerNorm
 from kanawa_layers.basic.patches import PatchEmbedding
 from kanawa_layers.basic.pixels import PixelNorm
 from kanawa_layers.basic.pooling import Pooling
+from kanawa_layers.models.own_proportions import at_places, patches_of
 from kanawa_layers.positions.absolute import AbsolutePositions, LearnedPositions
 
 
@@ -42,9 +44,15 @@ class ImageEncoder(kn.Module):
         del cfg
         return {}
 
+    @classmethod
+    def patch_side(cls, cfg: Any) -> int | None:
+        """Returns the side of patches in which pictures keep their proportions; None where `grids` are refused."""
+        del cfg
+        return None
+
     @abc.abstractmethod
-    def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B T E"]:
-        """Returns the vectors; integers are pixels, 0 to 255."""
+    def forward(self, images: Num[Array, "B H W C"], grids: Int[Array, "B 2"] | None = None) -> Float[Array, "B T E"]:
+        """Returns the vectors; integers are pixels, 0 to 255. `grids` are those of `ImageBatch`."""
 
     @kn.nowrap
     @abc.abstractmethod
@@ -114,6 +122,11 @@ class VisionTransformer(PictureTower):
         """Returns that of the patches."""
         return int(cfg.patches.patch_size)
 
+    @classmethod
+    def patch_side(cls, cfg: Any) -> int | None:
+        """Returns that of the patches where there is a learned position for each."""
+        return cls.patch_size(cfg) if isinstance(cfg.positions, LearnedPositions.Config) else None
+
     def setup(self) -> None:
         """Declares the parts, `class_token` [embed], zero, and `registers` [registers, embed]."""
         cfg = self.config
@@ -129,22 +142,30 @@ class VisionTransformer(PictureTower):
         for name in ("pre_norm", "stack", "norm"):
             self.add_child(name, getattr(cfg, name), input_dim=cfg.input_dim)
 
-    def forward(self, images: Num[Array, "B H W C"]) -> Float[Array, "B T E"]:
-        """Returns the last stream of all tokens, normalised; `Config.num_prefix` of them come before the patches."""
+    def forward(self, images: Num[Array, "B H W C"], grids: Int[Array, "B 2"] | None = None) -> Float[Array, "B T E"]:
+        """Returns the last stream of all tokens, normalised; `Config.num_prefix` of them come before the patches.
+
+        With `grids` positions are interpolated to each picture's, and no token sees the padding after its patches.
+        """
         cfg = self.config
         x = self.patches(self.pixels(images))
-        rows, _, width = x.shape
+        rows, patches, width = x.shape
         if cfg.class_token:
             token = jnp.broadcast_to(self.param("class_token")[None, None], (rows, 1, width))
             x = jnp.concatenate([token, x], axis=1)
         if self.positions is not None:
-            x = x + self.positions(jnp.arange(x.shape[1], dtype=jnp.int32)[None])
+            positions = self.positions(jnp.arange(x.shape[1], dtype=jnp.int32)[None])
+            x = x + (positions if grids is None else at_places(positions, grids, cfg.class_token))
         if cfg.num_registers:
             registers = jnp.broadcast_to(self.param("registers")[None], (rows, cfg.num_registers, width))
             x = jnp.concatenate([x[:, : cfg.class_token], registers, x[:, cfg.class_token :]], axis=1)
         for part in (self.pre_norm, self.dropout):
             x = x if part is None else part(x)
-        x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), Sequences())
+        sequences = Sequences()
+        if grids is not None:
+            seen = jnp.pad(patches_of(grids, patches), ((0, 0), (cfg.num_prefix, 0)), constant_values=True)
+            sequences = Sequences(segment_ids=seen.astype(jnp.int32))
+        x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), sequences)
         return x if self.norm is None else self.norm(x)
 
     @kn.nowrap
@@ -153,6 +174,15 @@ class VisionTransformer(PictureTower):
         patches = math.prod(shape[:2]) // self.config.patches.patch_size**2
         tokens = patches + self.config.num_prefix
         return float(self.patches.flops_per_token(tokens) * patches + self.stack.flops_per_token(tokens) * tokens)
+
+
+def refuse_grids(encoder: ImageEncoder, grids: Int[Array, "B 2"] | None) -> None:
+    """Raises ModuleError where pictures keep their proportions, for an encoder of pictures of one size."""
+    if grids is not None:
+        message = (
+            f"{encoder.path} takes pictures of one size, and ImageBatch.grids is set; leave data.own_proportions out"
+        )
+        raise ModuleError(message)
 
 
 def image_shape(cfg: Any) -> Mapping[str, tuple[int, ...]]:
@@ -199,6 +229,11 @@ class ImageClassifier(Recognises):
         """Returns the shape of the images that the encoder names."""
         return image_shape(cfg.encoder)
 
+    @classmethod
+    def patch_side(cls, cfg: "ImageClassifier.Config") -> int | None:
+        """Returns that of the encoder."""
+        return tower_of(cfg.encoder).patch_side(cfg.encoder)
+
     def setup(self) -> None:
         """Declares the encoder, the pooling and the head."""
         cfg = self.config
@@ -207,7 +242,8 @@ class ImageClassifier(Recognises):
         shapes: dict[str, Any] = {
             "input_shape": (cfg.input_dim,),
             "output_shape": (cfg.num_classes,),
-            "axes": ("embed", "vocab"),
+            # How many classes there are is for the data to say: no mesh has to divide them.
+            "axes": ("embed", None),
         }
         self.add_child("head", cfg.head, **shapes)
 
@@ -216,19 +252,23 @@ class ImageClassifier(Recognises):
         """Returns those of the encoder, and of the head once."""
         return self.encoder.flops_per_image(shapes["images"]) + self.head.flops_per_token(1)
 
-    def predict(self, images: Num[Array, "B H W C"]) -> Float[Array, "B classes"]:
+    def predict(
+        self, images: Num[Array, "B H W C"], grids: Int[Array, "B 2"] | None = None
+    ) -> Float[Array, "B classes"]:
         """Returns fp32 logits of the classes, for pixels 0 to 255 or images that are normalised already."""
-        x = self.encoder(images)
-        pooled = x[:, 0] if self.pooling is None else self.pooling(x[:, self.config.encoder.num_prefix :])
+        x = self.encoder(images) if grids is None else self.encoder(images, grids)
+        patches = x[:, self.config.encoder.num_prefix :]
+        valid = None if grids is None else patches_of(grids, patches.shape[1])
+        pooled = x[:, 0] if self.pooling is None else self.pooling(patches, valid)
         return self.head(pooled).astype(jnp.float32)
 
     def recognise(self, batch: ImageBatch) -> Int[Array, " B"]:
         """Returns the likeliest classes."""
-        return jnp.argmax(self.predict(batch.images), axis=-1)
+        return jnp.argmax(self.predict(batch.images, batch.grids), axis=-1)
 
     def forward(self, batch: ImageBatch) -> None:
         """Adds the mean cross entropy of the images, and records the accuracy."""
-        logits = self.predict(batch.images)
+        logits = self.predict(batch.images, batch.grids)
         targets = jax.nn.one_hot(batch.target_ids, logits.shape[-1], dtype=jnp.float32)
         smoothing = self.config.label_smoothing if self.train else 0.0
         targets = (1.0 - smoothing) * targets + smoothing / logits.shape[-1]

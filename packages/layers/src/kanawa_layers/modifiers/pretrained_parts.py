@@ -29,6 +29,8 @@ class TextEncoderModifier(kn.Modifier):
     unless `trained`.
     """
 
+    before_data = True
+
     class Config(kn.Modifier.Config):
         folder: str = kn.REQUIRED
         tokenizer: str = ""
@@ -47,7 +49,7 @@ class TextEncoderModifier(kn.Modifier):
         if network.text_widths(model.denoiser) is None:
             message = f"text-encoder: {network.__qualname__} reads no texts; take a model that does, such as mmdit-tiny"
             raise ConfigError(message)
-        encoder = _encoder(own)
+        encoder = _encoder(own).set(tokenizer=_tokenizer(own))
         kind: Any = encoder._target
         widths, denoiser = kind.widths(encoder), model.denoiser
         sizes = {"text_dim": widths.states, "pooled_dim": widths.pooled, "text_length": encoder.length}
@@ -55,12 +57,14 @@ class TextEncoderModifier(kn.Modifier):
         model.set(encoder=encoder)
         if isinstance(data, DataSource.Config):
             data.set(sequence_length=encoder.length)
-            data.set_tokenizer_file(_tokenizer(own))
+            data.set_tokenizer_file(encoder.tokenizer)
         return cfg
 
 
 class AutoencoderModifier(kn.Modifier):
     """`autoencoder`: a diffusion model learns latents that the frozen autoencoder in `folder` makes of pictures."""
+
+    before_data = True
 
     class Config(kn.Modifier.Config):
         folder: str = kn.REQUIRED

@@ -1,13 +1,13 @@
 """`--data`: the same experiment on other data, by name or by files; and the data of a model that came without any."""
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kanawa.composition.modifiers import parse_modifier
 from kanawa.config import Config, apply_override
-from kanawa.contracts import Batch, CausalLM, DataSource, EncoderDecoderBatch, MaskedLM, Model
+from kanawa.contracts import Batch, CausalLM, DataSource, EncoderDecoderBatch, MaskedLM, Model, Pretrained
 from kanawa.errors import ConfigError, KanawaError, UsageError, did_you_mean
 from kanawa.plugins import component, host
 
@@ -108,8 +108,8 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     `text` is a catalogued experiment, whose data are taken, a catalogued data source or corpus, with fields as
     `NAME:field=value,…`, or files: a glob, a folder or a file, here or at an address, with options as
     `ADDRESS:field=value,…`. Several are separated by commas; with weights, `A*0.7,B*0.3`, they become a mixture. With
-    `tokenizer_file` text is read by that tokenizer, else by one learned from it. Raises UsageError for anything else,
-    CorpusError for a glob that matches nothing.
+    `tokenizer_file` text is read by that tokenizer, else by that of a pretrained part, else by one learned from it.
+    Raises UsageError for anything else, CorpusError for a glob that matches nothing.
     """
     parts = parts_of(text)
     if not parts:
@@ -129,9 +129,18 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
         data = _other_rows(experiment, parts) or _with_corpus(
             _text_of(experiment), own_corpus(*(part.text for part in parts))
         )
+    if tokenizer_file is None:
+        tokenizer_file = next(iter(_tokenizers_of(experiment)), None)
     if tokenizer_file is not None:
         data.set_tokenizer_file(str(tokenizer_file.resolve()))
     return _fitted(experiment.clone().set(data=data))
+
+
+def _tokenizers_of(experiment: Config) -> Iterator[Path]:
+    """Yields the tokenizers of the parts of the model that other models were trained with."""
+    for _, node in experiment.walk():
+        if isinstance(node, Pretrained.Config) and node.tokenizer:
+            yield Path(node.tokenizer)
 
 
 def _other_rows(experiment: Any, parts: Sequence[Part]) -> DataSource.Config | None:

@@ -19,6 +19,8 @@ class ChooseModel(kn.Modifier):
     sees what came before gets them whole.
     """
 
+    before_data = True
+
     class Config(kn.Modifier.Config):
         name: str = kn.REQUIRED
 

@@ -259,8 +259,9 @@ class Trainer(Workload):
         return RolloutBatch(*(ids,) * 4, *(numbers,) * 3, old, near, ids if rollouts.has_draw_keys else None)
 
 
-def _has_tokens(data: DataSource.Config) -> bool:
-    kind: Any = data._target
+def _has_tokens(data: Any) -> bool:
+    # Composition asks before it reports data that aren't set.
+    kind: Any = data._target if isinstance(data, DataSource.Config) else None
     return kind is not None and "input_ids" in kind.batch._fields
 
 

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from kanawa.errors import ConfigError
 from kanawa.testing.data_source import DataSourceConformance
 from kanawa_runtime.data.images.augment import ColorJitter, Extent, Flip, RandomCrop
 from kanawa_runtime.data.images.drawn import DrawnShapes, drawn
 from kanawa_runtime.data.images.draws import Draws
 from kanawa_runtime.data.images.files import ImageFiles
+from kanawa_runtime.data.images.proportions import grid_of
 from PIL import Image
 
 ALL = (RandomCrop.Config(), Flip.Config(), ColorJitter.Config())
@@ -33,6 +35,15 @@ class TestImageFiles(DataSourceConformance):
 
     def source(self):
         return files(self.folder, augmentations=ALL, epochs=1).build()
+
+
+class TestOwnProportions(DataSourceConformance):
+    @pytest.fixture(autouse=True)
+    def _folder(self, folder):
+        self.folder = folder
+
+    def source(self):
+        return files(self.folder, augmentations=ALL, epochs=1, own_proportions=True, patch_size=4).build()
 
 
 class TestDrawnShapes(DataSourceConformance):
@@ -83,3 +94,28 @@ def test_random_crops_lie_inside_and_have_the_asked_area():
         assert pixels.shape == (10, 10)
         # A square of 25 to 100 % of the area, at most as high as the picture: 70 to 100 pixels across.
         assert 60 < pixels[5, -1] - pixels[5, 0] < 95
+
+
+def test_pictures_that_keep_their_proportions_get_as_many_patches_as_there_is_room_for(tmp_path):
+    wide = np.random.default_rng(0).integers(0, 256, (12, 20, 3)).astype(np.uint8)
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    Image.fromarray(wide.transpose(1, 0, 2)).save(tmp_path / "high.png")
+    kept = ImageFiles.Config(
+        files=("*",), root=str(tmp_path), height=16, width=16, own_proportions=True, patch_size=4,
+        class_names=("",), validation_one_in=0, shuffle=False,
+    ).build()  # fmt: skip
+    (tmp_path / "labels.csv").write_text("image,label\nwide.png,a\nhigh.png,a\n")
+    kept = kept.config.clone().set(files=("labels.csv",), class_names=("a",)).build()
+    rows = [kept.row(number) for number in range(2)]
+    assert [tuple(row["grids"]) for row in rows] == [(3, 5), (5, 3)], "of 16 patches, 15 have the picture's shape"
+    for row, picture in zip(rows, (wide, wide.transpose(1, 0, 2)), strict=True):
+        np.testing.assert_array_equal(kept.shown(row).image, picture)
+        assert not row["images"][12:, 12:].any(), "the sixteenth patch is padding"
+    assert [grid_of(*size, 196) for size in ((224, 224), (1, 9000), (9000, 1), (100, 300))] == [
+        (14, 14),
+        (1, 196),
+        (196, 1),
+        (8, 24),
+    ]
+    with pytest.raises(ConfigError, match="own_proportions is set, and the model takes pictures of one size"):
+        kept.config.clone().set(patch_size=None).freeze()

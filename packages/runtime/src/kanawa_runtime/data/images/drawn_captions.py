@@ -44,7 +44,7 @@ class DrawnCaptions(DrawnPictures, CaptionedPictures):
     @property
     def label_texts(self) -> tuple[str, ...]:
         """Those of all labels."""
-        return tuple(f"a {colour} {shape}" for colour, shape in LABELS)
+        return tuple(_named(f"{colour} {shape}") for colour, shape in LABELS)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -64,8 +64,12 @@ class DrawnCaptions(DrawnPictures, CaptionedPictures):
         size, place = (tuple(words)[draws.below(len(words))] for words in (_SIZES, _PLACES))
         picture = _picture(label, size, place, cfg.height, cfg.width, draws)
         said = [word for word in (size, place) if draws.uniform() < 0.7]
-        text = " ".join(["a", *[w for w in said if w == size], *label, *[w for w in said if w == place]])
+        text = _named(" ".join([*[w for w in said if w == size], *label, *[w for w in said if w == place]]))
         return Captioned(picture if cfg.channels == 3 else picture.convert("L"), text, LABELS.index(label))
+
+
+def _named(words: str) -> str:
+    return f"{'an' if words.startswith('o') else 'a'} {words}"
 
 
 def _picture(label: Label, size: str, place: str, height: int, width: int, draws: Draws) -> Any:
