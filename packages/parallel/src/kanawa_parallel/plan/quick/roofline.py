@@ -72,6 +72,7 @@ class Rates:
         clock = self.machine.device.clock_hz
         if not clock or not calibration.row_cycles or not equation.name.startswith(("gather", "scatter")):
             return 0.0
+        rows: Value | None
         if equation.name == "gather":
             rows, dims = equation.outputs[0], equation.params["dimension_numbers"].offset_dims
             layout = walked.layouts[rows]
@@ -85,8 +86,8 @@ class Rates:
             return 0.0
         shape = local_shape(rows, layout, walked.mesh)
         width = math.prod(shape[at] for at in dims)
-        cycles = math.prod(shape) / max(1, width) * math.ceil(width / _LANES) * calibration.row_cycles
-        return cycles / clock
+        parts = math.prod(shape) / max(1, width) * math.ceil(width / _LANES)
+        return float(parts * calibration.row_cycles / clock)
 
     def _peak(self, step: Step | None) -> float:
         """Returns the FLOP/s that a step reaches."""
