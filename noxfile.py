@@ -45,8 +45,9 @@ LOGGERS = "kanawa-runtime[tensorboard,wandb]"
 #: Libraries whose modules fit our slots; a page of the documentation uses them.
 ADAPTED = "kanawa-layers[equinox,flax]"
 #: XLA's newer way to compile fusions takes a step five times as long as its older one, a whole program twice as long.
-#: What runs at every change uses the older one; the other sessions compile as users' processes do.
-QUICK = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
+#: Cut into pieces for many threads, a small program takes half as long again on the few cores that all tests share.
+#: What runs at every change uses the older one and one piece; the other sessions compile as users' processes do.
+QUICK = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"}
 RUN = "runs/quickstart"
 #: What a model of 2M parameters continues well after three minutes, and how: drawn so, it seldom repeats itself.
 PROMPTS = (

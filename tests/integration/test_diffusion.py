@@ -68,6 +68,8 @@ def steps_of(run):
     return [event["loss"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
 
 
+# What reads texts is cut short at every change; see test_text_to_picture.py.
+@pytest.mark.nightly
 def test_a_run_cut_short_goes_on_bit_for_bit(folder, run, tmp_path):
     cut = tmp_path / "cut"
     losses(small(folder), cut, steps=4)

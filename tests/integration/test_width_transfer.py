@@ -28,7 +28,7 @@ def slopes(transfer, mup, optimizer="adamw"):
         cfg.learner.set(schedule=kn.component("schedules", "constant").Config(peak=RATE))
         return cfg.freeze()
 
-    return coordinate_slopes(experiment, (64, 128, 256), transfer.batches(STEPS), ("**.feed_forward_output",))
+    return coordinate_slopes(experiment, (64, 256), transfer.batches(STEPS), ("**.feed_forward_output",))
 
 
 def test_coordinates_keep_their_size_with_mup_and_grow_without(transfer):

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 from xla_options import xla_flags
@@ -16,13 +15,13 @@ SMALL = (
 
 
 @pytest.fixture
-def kanawa(tmp_path):
+def kanawa(tmp_path, warm_command):
     """Returns a function that runs a verb with or without the backend; returns what it wrote."""
 
     def run(*arguments, without):
         environment = {**os.environ, "XLA_FLAGS": xla_flags(), "JAX_PLATFORMS": "cpu"}
         environment |= {"KANAWA_SKIP_PLUGINS": "kanawa-backends-cpu" if without else ""}
-        command = [sys.executable, "-m", "kanawa.cli", *arguments]
+        command = [warm_command, *arguments]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

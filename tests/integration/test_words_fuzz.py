@@ -108,7 +108,7 @@ def test_any_words(fuzzer, data):
     fuzzer(data)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_saved_config(tmp_path_factory, data):
     any_saved_config(data, tmp_path_factory.getbasetemp())

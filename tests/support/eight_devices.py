@@ -14,6 +14,7 @@ _IS_SET = "NPROC" in os.environ
 os.environ.setdefault("NPROC", "32")
 
 import jax  # noqa: E402
+import quick_process  # noqa: E402, F401
 
 jax.devices()
 # Processes that a test starts have threads as a user's.

@@ -20,6 +20,7 @@ def imported() -> None:
     import kanawa.cli.main  # noqa: F401
     import kanawa_runtime.train.loop  # noqa: F401
     import optax  # noqa: F401
+    import quick_process  # noqa: F401
     import tiny_lm  # noqa: F401
     from jax.experimental import multihost_utils  # noqa: F401
     from orbax import checkpoint  # noqa: F401

@@ -1,7 +1,7 @@
 """Flash in Pallas's interpreter against the fp64 reference, what it visits, and what it refuses."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,38 +10,13 @@ import pytest
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
-from kanawa.kernels.operation import Kernel
 from kanawa.testing.compare import compare_with_reference
-from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.attention.flash.kernel import FlashAttention, _scalar_bytes
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks, tables, vectors
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, side
 from named_masks import named_masks
 
-
-class Interpreted(FlashAttention):
-    """The same kernel without a TPU, in blocks small enough that there are several, of several parts and groups."""
-
-    largest_block: ClassVar[int] = 256
-    largest_part: ClassVar[int] = 128
-    group: ClassVar[tuple[int, int]] = (128, 128)
-    group_backward: ClassVar[tuple[int, int]] = (128, 128)
-    interpret: ClassVar[bool] = True
-
-
-class TestFlash(KernelConformance):
-    """On the operation's own problems, and on generated ones."""
-
-    narrow: ClassVar = {
-        **{"mode": ("train", "prefill"), "dtype": ("float32", "bfloat16"), "batch": (1, 2), "page_size": (None,)},
-        # A bias that all keys of a query share has no gradient without sinks, and what is left of it is rounding.
-        **{"bias": (None, "bhqk", "hqk", "bk", "qk"), "ragged_sequences": (None,)},
-    }
-    generated = 8
-
-    def kernel(self) -> Kernel:
-        return Interpreted()
-
+from .interpreted_flash import Interpreted
 
 PLAIN = AttentionProblem(
     batch=1,

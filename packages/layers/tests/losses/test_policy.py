@@ -31,11 +31,12 @@ def rollouts(reference=True):
 def model(**loss):
     cfg = llama(num_layers=1, input_dim=16, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=VOCAB, tied=True)
     built = cfg.set(loss=PolicyLoss.Config(**loss)).build()
-    return built, kn.initialize(built, jax.random.key(0))
+    return built, jax.jit(lambda key: kn.initialize(built, key))(jax.random.key(0))
 
 
 def logprobs_of(built, params, batch):
-    logits = np.asarray(kn.functional(built, "predict")(params, {}, batch.input_ids)[0], np.float64)
+    predict = jax.jit(lambda p, ids: kn.functional(built, "predict")(p, {}, ids)[0])
+    logits = np.asarray(predict(params, batch.input_ids), np.float64)
     logits -= logits.max(-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     return np.take_along_axis(logits, np.asarray(batch.target_ids)[..., None], -1)[..., 0]
@@ -64,7 +65,7 @@ def test_the_objective_is_that_of_a_loop(how):
     sizes = {"clip_low": 0.1, "clip_high": 0.3, "kl": 0.7, "truncation": 1.5}
     built, params = model(aggregation=how, **sizes)
     batch = rollouts()
-    outputs = kn.functional(built)(params, {}, batch, train=True)[1]
+    outputs = jax.jit(lambda p, b: kn.functional(built)(p, {}, b, train=True)[1])(params, batch)
     logprobs = logprobs_of(built, params, batch)
     wanted = by_hand(batch, logprobs, 0.1, 0.3, 0.7, 1.5, how)
     np.testing.assert_allclose(outputs.total_loss(), wanted, rtol=1e-4)
@@ -81,22 +82,22 @@ def test_what_was_not_drawn_is_left_out_however_much_the_policy_changed_there(fi
     batch = rollouts()
     far = np.where(batch.loss_weights > 0, getattr(batch, field), 200.0 if field == "reference_logprobs" else -200.0)
     loss = lambda p, b: kn.functional(built)(p, {}, b, train=True)[1].total_loss()  # noqa: E731
-    wanted, got = (jax.value_and_grad(loss)(params, b) for b in (batch, batch._replace(**{field: far})))
+    step = jax.jit(jax.value_and_grad(loss))
+    wanted, got = (step(params, b) for b in (batch, batch._replace(**{field: far})))
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
 def test_a_step_down_makes_rewarded_tokens_likelier_and_others_not():
     built, params = model()
     batch = rollouts(reference=False)._replace(old_logprobs=None)
-    loss = lambda p: kn.functional(built)(p, {}, batch, train=True)[1].total_loss()  # noqa: E731
+    gradient = jax.jit(jax.grad(lambda p, b: kn.functional(built)(p, {}, b, train=True)[1].total_loss()))
     before = logprobs_of(built, params, batch)
-    after = jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(loss)(params))
+    after = jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradient(params, batch))
     gained = (logprobs_of(built, after, batch) - before) * batch.loss_weights * batch.advantages
     # To first order, what is gained is the squared norm of the gradient.
     assert gained.sum() > 0
     opposite = batch._replace(advantages=-batch.advantages)
-    there, back = (jax.grad(lambda p, b=b: kn.functional(built)(p, {}, b, train=True)[1].total_loss())(params)
-                   for b in (batch, opposite))  # fmt: skip
+    there, back = (gradient(params, b) for b in (batch, opposite))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, -y, atol=1e-6), there, back)
 
 
@@ -129,7 +130,7 @@ def test_losses_of_single_tokens_and_their_gradients(tied, cap):
     ours = lambda h, w: target_nll(h, w, targets, tied, cap)  # noqa: E731
     np.testing.assert_allclose(ours(hidden, weight), plain(hidden, weight), rtol=1e-5)
     for mine, wanted in zip(
-        *(jax.grad(lambda h, w, f=f: jnp.sum(pull * f(h, w)), (0, 1))(hidden, weight) for f in (ours, plain)),
+        *(jax.jit(jax.grad(lambda h, w, f=f: jnp.sum(pull * f(h, w)), (0, 1)))(hidden, weight) for f in (ours, plain)),
         strict=True,
     ):
         np.testing.assert_allclose(mine, wanted, atol=1e-5)
@@ -185,6 +186,6 @@ def test_packed_rollouts_have_the_loss_and_gradients_of_rows_of_their_own(how):
     def loss(params, batch):
         return kn.functional(built)(params, {}, batch, train=True)[1].total_loss()
 
-    one, other = (jax.value_and_grad(loss)(params, each) for each in (batch, together))
+    one, other = (jax.jit(jax.value_and_grad(loss))(params, each) for each in (batch, together))
     np.testing.assert_allclose(one[0], other[0], rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), one[1], other[1])

@@ -56,21 +56,23 @@ def model(loss=None, modify=None):
 
 
 def sums(built, params, rows):
-    """Log-probabilities and lengths of each completion, sequence by sequence, float64."""
+    """Log-probabilities and lengths of each completion, each a row of its own, float64."""
+    each = [(prompt, completion) for pairs in rows for prompt, *both in pairs for completion in both]
+    tokens = np.zeros((len(each), max(len(prompt) + len(completion) for prompt, completion in each)), np.int32)
+    for row, (prompt, completion) in zip(tokens, each, strict=True):
+        row[: len(prompt) + len(completion)] = [*prompt, *completion]
+    # What pads a row comes after its end, which attention to earlier tokens never sees.
+    logits = np.asarray(jax.jit(lambda p: kn.functional(built, "predict")(p, {}, tokens)[0])(params), np.float64)
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     out = []
-    for pairs in rows:
-        for prompt, *both in pairs:
-            for completion in both:
-                tokens = np.asarray([[*prompt, *completion]], np.int32)
-                logits = np.asarray(kn.functional(built, "predict")(params, {}, tokens)[0][0], np.float64)
-                logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
-                places = range(len(prompt) - 1, tokens.size - 1)
-                out.append((sum(logits[t, tokens[0, t + 1]] for t in places), len(completion)))
+    for row, ids, (prompt, completion) in zip(logits, tokens, each, strict=True):
+        places = range(len(prompt) - 1, len(prompt) + len(completion) - 1)
+        out.append((sum(row[t, ids[t + 1]] for t in places), len(completion)))
     return np.asarray(out).reshape(-1, 2, 2)
 
 
 def outputs(built, params, batch, train=True):
-    return kn.functional(built)(params, {}, batch, train=train)[1]
+    return jax.jit(lambda p, b: kn.functional(built)(p, {}, b, train=train)[1])(params, batch)
 
 
 def log_sigmoid(x):

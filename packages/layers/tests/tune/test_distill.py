@@ -23,7 +23,8 @@ def made(**fields):
 
 
 def outputs(module, params, batch, train=True):
-    return kn.functional(module)(params, {}, batch, key=jax.random.key(1), train=train)[1]
+    run = jax.jit(lambda p, b: kn.functional(module)(p, {}, b, key=jax.random.key(1), train=train)[1])
+    return run(params, batch)
 
 
 def by_hand(student, teacher, mix, temperature):
@@ -52,11 +53,12 @@ def test_the_loss_is_a_mean_over_weighted_tokens_whatever_the_chunks(chunk):
     got = outputs(module, params, batch)
     plain, teacher = tiny().build(), params["loss"]["teacher"]["model"]
     own = {name: x for name, x in params.items() if name != "loss"}
-    both = [np.asarray(kn.functional(plain, "predict")(p, {}, batch.input_ids)[0], np.float64) for p in (own, teacher)]
+    predict = jax.jit(lambda p: kn.functional(plain, "predict")(p, {}, batch.input_ids)[0])
+    both = [np.asarray(predict(p), np.float64) for p in (own, teacher)]
     weighed = np.asarray(batch.loss_weights)
     wanted = float((by_hand(*both, 0.3, 2.0) * weighed).sum() / weighed.sum())
     assert float(got.losses["loss.distillation"].value()) == pytest.approx(0.5 * wanted, rel=1e-4)
-    entropy = kn.functional(plain)(own, {}, batch, train=False)[1].losses["loss.cross_entropy"].value()
+    entropy = jax.jit(lambda p: kn.functional(plain)(p, {}, batch)[1].losses["loss.cross_entropy"].value())(own)
     assert float(got.losses["loss.cross_entropy"].value()) == pytest.approx(2.0 * float(entropy), rel=1e-5)
     grads = jax.jit(jax.grad(lambda p: outputs(module, {**p, "loss": params["loss"]}, batch).total_loss()))(own)
     whole, _ = made(mix=0.3, temperature=2.0, chunk=8, coefficient=0.5, data_weight=2.0)

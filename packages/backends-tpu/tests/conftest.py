@@ -1,0 +1,3 @@
+"""Many small programs are traced."""
+
+import quick_process  # noqa: F401
