@@ -183,7 +183,7 @@ class SpeechBatch(NamedTuple):
 
 
 ENCODER_DECODER_BATCH_AXES: Any = EncoderDecoderBatch._make([("batch", "length")] * 8)
-IMAGE_BATCH_AXES: Any = ImageBatch(("batch", None, None, None), ("batch",), ("batch",), ("batch", None))
+IMAGE_BATCH_AXES: Any = ImageBatch._make([("batch", None, None, None), ("batch",), ("batch",), ("batch", None)])
 IMAGE_TEXT_BATCH_AXES: Any = ImageTextBatch._make(
     [
         ("batch", None, None, None),
