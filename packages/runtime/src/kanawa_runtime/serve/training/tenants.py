@@ -177,7 +177,7 @@ class InOrder:
                 continue
             message = (
                 f"request {missing} of this model didn't come within {self._gap_seconds:g} s (training.gap_seconds), "
-                f"and request {number} had to wait for it: nothing was done. Perhaps it was refused before its number was "
-                "read, as a body that is too long is; send the requests from there on again, under new numbers"
+                f"and request {number} had to wait for it: nothing was done. Perhaps it was refused before its number "
+                "was read, as a body that is too long is; send the requests from there on again, under new numbers"
             )
             self._turns[number].set_exception(TrainingError(message))
