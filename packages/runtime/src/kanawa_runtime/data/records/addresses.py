@@ -106,9 +106,10 @@ def readable(address: str, place: Callable[[], str] = str) -> Iterator[None]:
     except KanawaError:
         raise
     except Exception as error:  # Every library raises its own.
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         message = (
-            f"can't read {address}{place()}: {type(error).__name__}: {' '.join(str(error).split())}; the file is "
-            "damaged or was half written: write it again, or leave it out"
+            f"can't read {address}{place()}: {why}; the file is damaged or was half written: "
+            "write it again, or leave it out"
         )
         raise CorpusError(message) from error
 
