@@ -92,9 +92,9 @@ def template_of(files: Mapping[str, bytes], chosen: Path | None = None) -> ChatT
         value = value.get("content") if isinstance(value, dict) else value
         tokens[role] = value if isinstance(value, str) else ""
     if chosen is not None:
-        source = _read(chosen)
+        written = _read(chosen)
         try:
-            return ChatTemplate(source, tokens)
+            return ChatTemplate(written, tokens)
         except UsageError as error:
             error.add_note(f"in {chosen}")
             raise
