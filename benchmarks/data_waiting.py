@@ -48,7 +48,7 @@ def write_data(folder: Path, megabytes: int) -> None:
         (folder / "text" / f"{number}.txt").write_text("\n".join(texts[number::20]))
     with (folder / "chats.jsonl").open("w") as file:
         for text in texts:
-            asked, answer = text[: len(text) // 2], text[len(text) // 2 :]
+            asked, answer = text[:60], text[60:]
             file.write(json.dumps({"prompt": asked, "completion": answer}) + "\n")
     write_parquet(folder / "text.parquet", megabytes)
     write_pictures(folder / "pictures", 400)

@@ -92,8 +92,9 @@ def template_of(files: Mapping[str, bytes], chosen: Path | None = None) -> ChatT
         value = value.get("content") if isinstance(value, dict) else value
         tokens[role] = value if isinstance(value, str) else ""
     if chosen is not None:
+        written = _read(chosen)
         try:
-            return ChatTemplate(_read(chosen), tokens)
+            return ChatTemplate(written, tokens)
         except UsageError as error:
             error.add_note(f"in {chosen}")
             raise
