@@ -91,7 +91,9 @@ def run(
             weights = dict(zip(SHARES, (cuts[0] / 20, (cuts[1] - cuts[0]) / 20, (20 - cuts[1]) / 20), strict=True))
         session = pipeline.open(hosts, weights, state, draw)
         last = killed == kills
-        early = not last and draw.random() < getattr(pipeline, "early_kills", 0.0)
+        # Drawn only where it matters: other pipelines keep their draws.
+        share = getattr(pipeline, "early_kills", 0.0)
+        early = not last and share > 0 and draw.random() < share
         for _ in range(10**9 if last else 0 if early else draw.randint(0, 2)):
             ids = session.step()
             if ids is None:

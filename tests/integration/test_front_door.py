@@ -58,7 +58,7 @@ def test_a_plan_of_a_config_that_has_no_name(experiment):
     assert kn.plan(cfg, on="cpu", quick=True).tokens_per_step == 4 * 32
     # Rows that two devices don't divide take turns in two stages; so few layers make no stages for sixty-four devices.
     assert kn.plan(cfg.set(batch_size=3), on="h100-2", quick=True).mesh == {"stage": 2}
-    with pytest.raises(kn.KanawaError, match="batch is 3"):
+    with pytest.raises(kn.KanawaError, match="batch_size is 3, and no mesh splits"):
         kn.plan(cfg.set(batch_size=3), on="h100-64", quick=True)
 
 

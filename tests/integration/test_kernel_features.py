@@ -23,7 +23,7 @@ def tables():
         for module in (available, dots, flash):
             patch.setattr(module, "processor", lambda: PROCESSOR)
         patch.setattr(flash, "cores", lambda: 2)
-        patch.setattr(dots, "has_amx_tiles", lambda: False)
+        patch.setattr(dots, "has_bf16_pairs", lambda: True)
         return feature_tables()
 
 

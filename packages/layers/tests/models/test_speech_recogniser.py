@@ -46,7 +46,8 @@ def made(head):
 
 def test_logits_of_padded_rows_equal_those_of_transformers():
     stored = HuggingFaceStore().load(FOLDER)
-    features, saved = np.load(FOLDER / "logits.npz")["input_features"], np.load(FOLDER / "further.npz")
+    with np.load(FOLDER / "logits.npz") as theirs, np.load(FOLDER / "further.npz") as further:
+        features, saved = theirs["input_features"], dict(further)
     model, params, state = stored.config.build(), unflatten_paths(stored.params), unflatten_paths(stored.state)
     logits = jax.jit(kn.functional(model, "predict"))(params, state, features, saved["num_frames"])[0]
     for row, count in enumerate(-(-saved["num_frames"] // 4)):

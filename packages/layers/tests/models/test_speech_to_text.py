@@ -38,7 +38,9 @@ def writing(rows, prompts, width, **options):
 @pytest.fixture(scope="module")
 def written():
     """Returns a function that writes transcripts of the fixture's features, and those of transformers."""
-    stored, saved = HuggingFaceStore().load(FOLDER), np.load(FOLDER / "transcripts.npz")
+    stored = HuggingFaceStore().load(FOLDER)
+    with np.load(FOLDER / "transcripts.npz") as held:
+        saved = dict(held)
     model = stored.config.clone().set(end_id=33).build()
     params, state = unflatten_paths(stored.params), unflatten_paths(stored.state)
 

@@ -10,7 +10,8 @@ import pytest
 from kanawa.errors import ConfigError, ModuleError
 from kanawa_layers.speech.log_mel import LogMel, NormalisedBands, mel_filters
 
-SAVED = np.load(Path(__file__).parent.parent / "fixtures" / "spectrograms" / "features.npz")
+with np.load(Path(__file__).parent.parent / "fixtures" / "spectrograms" / "features.npz") as held:
+    SAVED = dict(held)
 NEMO = {"fft_size": 512, "periodic": False, "edges": "zeros", "preemphasis": 0.97, "scale": NormalisedBands.Config()}
 
 
