@@ -69,7 +69,9 @@ def test_pictures_of_texts_are_written_by_the_text_and_alike_each_time(run, tmp_
     assert sorted(path.name for path in out.iterdir()) == ["0000-a-red-star.png", "0001-a-red-star.png"]
     made = kn.open(run).pictures(["a ring", "a red star"], seed=5)
     np.testing.assert_array_equal(np.array(decoded((out / "0001-a-red-star.png").read_bytes(), 3, 100)), made[1].pixels)
-    assert np.abs(made[0].pixels.astype(int) - kn.open(run).pictures("a red star", seed=5)[0].pixels).max() > 0
+    # A few steps teach little of what a text means: guidance says it loudly.
+    ring, star = (kn.open(run).pictures(text, seed=5, guidance=300.0)[0].pixels for text in ("a ring", "a red star"))
+    assert np.abs(ring.astype(int) - star).max() > 3
 
 
 def test_what_is_no_wish_is_refused_with_what_is(run, tmp_path, capsys):
